@@ -11,7 +11,7 @@ SHARED := -n logical --dist worksteal
 
 APPROXIMATION := mxnorm.fig02_approximation mxnorm.theorem1_bounds recipe.cast_quality recipe.formats_table
 
-# Images set it; then each process compiles the package anew, and each of pytest's all tests: 6 s of CPU time.
+# Container images set it. Then each process compiles the package anew, and each pytest worker all tests: 6 s of CPU time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help quickstart approximation test test-gpu check bench soak figures pages claims report docs dashboard lock
@@ -36,7 +36,7 @@ check: $(READY)  ## check format, lint and types, and run the fast tests
 	@$(BIN)/mypy > .venv/types.log 2>&1 & types=$$!; $(BIN)/python -m pytest -q $(SHARED) -m "$(FAST)"; tests=$$?; \
 	  wait $$types; types=$$?; cat .venv/types.log; exit $$((tests + types))
 
-test-gpu: $(READY)  ## run the tests that need GPUs, and list those that were skipped (without a GPU: all) and why
+test-gpu: $(READY)  ## run the tests that need GPUs, and list the skipped ones (without a GPU: all) with reasons
 	@$(BIN)/python -c 'import torch; n = torch.cuda.device_count(); print(f"GPUs: {n}" if n else "no GPU found: every test that needs one is skipped")'
 	$(BIN)/python -m pytest -q -rfEs -m gpu
 
@@ -75,15 +75,15 @@ dashboard: $(READY)  ## serve MLflow on mlflow.db at http://127.0.0.1:5000
 	MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
 
 WHEELS ?= --torch-backend cpu
-lock:  ## write requirements.lock anew, as little changed as pyproject.toml allows; ARGS=--upgrade takes the newest
+lock:  ## write requirements.lock anew, with as few changes as pyproject.toml allows; ARGS=--upgrade takes the newest
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	echo $(TESTED)+cpu | $(BIN)/uv pip compile --quiet --python-version 3.11 $(WHEELS) $(ARGS) --extra dev --extra docs \
 	  --no-annotate --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml -
 	sed -i 's/+cpu$$//' requirements.lock
 
-# Install torch first and pinned, so that no other package selects its build. Another torch than the tested one has the
-# newest of all other packages that pyproject.toml allows, in place of the locked ones.
+# Install torch first and pinned, so that no other package selects its build. With another torch than the tested one, pip
+# takes the newest packages that pyproject.toml allows, in place of the locked ones.
 $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11; try make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv .venv

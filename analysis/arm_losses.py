@@ -1,8 +1,8 @@
-"""What each arm of a sweep of recipes loses against bf16, a point a pair of seeds.
+"""Loss of each arm of a sweep of recipes minus that of bf16, with a point for each pair of seeds.
 
-Lines: means with 95 % intervals; grey: the margin within which arms are alike. Right, if the probe was on: the ratio
-of the gradient's error to the gradient in FP32 at the same weights, at the last measurement. A run that died is in no
-mean, and is counted beside its arm's name.
+Lines: means with 95 % intervals; grey: the margin within which arms are equal. Right, if the probe was on: the ratio of
+the gradient's error to the gradient in FP32 at the same weights, at the last measurement. A run that died is in no
+mean; it is counted beside its arm's name.
 
 python -m analysis.arm_losses --runs runs/fp4_where --of fp4_where
 """
@@ -31,7 +31,7 @@ ERROR = "model/ratio"
 
 
 def losses(of: Question, runs: pd.DataFrame) -> dict[str, Effect]:
-    """Return what each arm loses against the bf16 runs of as many steps, arms without a pair left out."""
+    """Return what each arm loses against the bf16 runs of as many steps, without the arms that have no pair."""
     found = {}
     for name, arm in of.arms.items():
         baseline = {**BF16, **({STEPS: arm[STEPS]} if STEPS in arm else {})}
@@ -50,7 +50,7 @@ def errors(of: Question, runs: pd.DataFrame, bias: pd.DataFrame) -> dict[str, pd
 
 
 def draw(of: Question, runs: pd.DataFrame, bias: pd.DataFrame | None) -> Figure:
-    """Draw the figure, without `bias` its left panel alone. Raises ValueError if no arm has a pair with bf16."""
+    """Draw the figure, or its left panel alone without `bias`. Raises ValueError if no arm has a pair with bf16."""
     found = losses(of, runs)
     if not found:
         raise ValueError(f"no arm of {of.sweep} has a pair of seeds with bf16 in these runs")
@@ -65,7 +65,7 @@ def draw(of: Question, runs: pd.DataFrame, bias: pd.DataFrame | None) -> Figure:
     left.set_yticks(range(len(found)), labels)
     left.invert_yaxis()
     left.axvspan(-MARGIN[0], MARGIN[0], color="0.9", zorder=0, label="alike")
-    left.set_xlabel("loss minus that of bf16, nats", loc="right")  # longer than the axes beside long names
+    left.set_xlabel("loss minus that of bf16, nats", loc="right")  # beside long names it is longer than the axes
     left.locator_params(axis="x", nbins=5 if right else 3)
     for axes in right:
         wrong = errors(of, runs, bias)
@@ -77,7 +77,7 @@ def draw(of: Question, runs: pd.DataFrame, bias: pd.DataFrame | None) -> Figure:
 
 
 def measured_bias(paths: Sequence[Path]) -> pd.DataFrame | None:
-    """Return what the probe measured of the gradient; None if it was off in all runs."""
+    """Return what the probe measured of the gradient, or None if it was off in all runs."""
     try:
         return results.load(paths, "gradient_bias")
     except results.NoRows:

@@ -1,4 +1,4 @@
-"""How every script of analysis/ runs: on the runs of one moment, and to an error of one line if it cannot read them."""
+"""Run a script of analysis/ on the runs of one moment, and print one line if it cannot read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ R = TypeVar("R")
 
 
 def command(main: Callable[P, R]) -> Callable[P, R]:
-    """Return a script's `main` that looks for its runs once, prints an error about its files and exits with 1."""
+    """Return a script's `main` that looks for its runs once.
+
+    It prints an error about its files in one line, and exits with 1.
+    """
 
     @functools.wraps(main)
     def run(*arguments: P.args, **options: P.kwargs) -> R:

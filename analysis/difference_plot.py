@@ -1,4 +1,4 @@
-"""Draw how far the validation loss of each arm is from that of the arm it is compared with, paired by seed."""
+"""Draw how far each arm's validation loss is from that of the arm that it is compared with, paired by seed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def suits(runs: pd.DataFrame) -> bool:
 
 
 def draw(runs: pd.DataFrame) -> Figure:
-    """Draw a mean an arm with its 95 % interval. `runs`: from `results.with_arms`, some of them pairs."""
+    """Draw a mean with its 95 % interval for each arm. `runs` are from `results.with_arms`, and some are pairs."""
     found = apart(runs)
     figure, axes = plt.subplots(figsize=(ONE_COLUMN, 0.8 + 0.35 * len(found)))
     axes.axvline(0, color="black", linewidth=0.6)

@@ -1,10 +1,10 @@
 """Export run folders to the compact Parquet tables of results/.
 
-There is one row per run, step, validation, spike, measurement of a probe, and question of an evaluation, and all tables
-of studies. Each replica of a stack counts as a run. Curves and large measurements are thinned by RULES, which keep what
-the pages and figures of results/ read; --every-steps thins the curves further. Tables of runs, with events, outcomes
-and final values, are kept whole but for the hundreds of fields of precisions that a run lists. Tables that were
-exported before can be exported again.
+There is one row per run, step, validation, spike, measurement of a probe, and question of an evaluation. The tables of
+studies are exported too. Each replica of a stack counts as a run. Curves and large measurements are thinned by RULES,
+which keep what the pages and figures of results/ read; --every-steps thins the curves further. Tables of runs, with
+events, outcomes and final values, keep everything but the hundreds of fields of precisions that a run lists. Tables
+that were exported before can be exported again.
 
 python -m analysis.export --runs runs/mxnorm_pretrain --name mxnorm_pretrain [--to results]
 """
@@ -28,10 +28,10 @@ RUN = ("fingerprint", "replica", "fork")  # columns that tell one curve from ano
 
 @dataclass(frozen=True)
 class Rule:
-    """How a table of one kind is thinned.
+    """Say how a table of one kind is thinned.
 
-    `without`: columns in whose names this is found are left out. `single`: real numbers are kept in single precision.
-    `last`: of each run only the last measurement is kept.
+    `without` is a pattern: columns whose names contain it are left out. `single` keeps real numbers in single
+    precision. `last` keeps only each run's last measurement.
     """
 
     without: str | None = None
@@ -87,7 +87,10 @@ def tables_of(paths: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame, dict[st
 
 
 def of_prefix(prefix: Path) -> dict[str, Path]:
-    """Return the tables of a prefix by kind; those of a longer prefix, such as decisive_2 for decisive, are not its."""
+    """Return the tables of a prefix by kind.
+
+    Tables of a longer prefix do not belong to it: decisive_2 is not part of decisive.
+    """
     names = [path.name.removesuffix("_runs.parquet") for path in prefix.parent.glob("*_runs.parquet")]
     longer = tuple(f"{name}_" for name in names if name.startswith(f"{prefix.name}_"))
     found = sorted(prefix.parent.glob(f"{prefix.name}_*.parquet"))
@@ -99,7 +102,10 @@ def of_prefix(prefix: Path) -> dict[str, Path]:
 
 
 def thinned(frame: pd.DataFrame, kind: str, every_steps: int) -> pd.DataFrame:
-    """Return what the kind's rule keeps of a table; of a curve only every so many steps, and the last."""
+    """Return what the kind's rule keeps of a table.
+
+    A curve keeps one of every `every_steps` steps, and the last.
+    """
     rule = RULES.get(kind, Rule())
     if rule.without:
         frame = frame.drop(columns=frame.filter(regex=rule.without).columns)

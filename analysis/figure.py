@@ -1,4 +1,4 @@
-"""A figure or table as the list of all of them has it: what it shows, from which runs, and how these are made."""
+"""Describe a figure or table: what it shows, from which runs, and how these are made."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ BENCHMARK = ("benchmark",)
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure or table. `name`: that of its files. `kinds`: kinds of rows that it is drawn from.
+    """A figure or table. `name` is that of its files. `kinds` are the kinds of rows that it is drawn from.
 
-    `results`: prefixes of the tables in results/ that have these rows, separated by spaces, or None. `command`: the
-    command that makes the folders `runs`. `script`: its module below analysis; by default the name with its first _
-    as a dot. `arguments`: further arguments of the script.
+    `results` are prefixes of the tables in results/ that have these rows, separated by spaces, or None. `command` makes
+    the folders `runs`. `script` is its module below analysis, by default the name with its first _ as a dot.
+    `arguments` are further arguments of the script.
     """
 
     name: str

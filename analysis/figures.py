@@ -1,6 +1,6 @@
 """Draw every figure and table whose data is in results/, and print the commands that make the runs of the others.
 
-They are drawn into figures/published. With --pages, the images on the pages of results/ are replaced by them.
+The figures go to figures/published. With --pages, they replace the images on the pages of results/.
 
 python -m analysis.figures [NAME ...] [--pages]
 """
@@ -316,7 +316,7 @@ FIGURES = (
     ),
 )
 
-IMAGES = {  # in results/, each on a page: which figure it is
+IMAGES = {  # {image on a page of results/: the figure that it is}
     "decisive": "student_decisive",
     "gradient_bias": "instability_fig05_gradient_bias",
     "gradient_bias_at_divergence": "gradient_bias_at_divergence",
@@ -347,7 +347,7 @@ IMAGES = {  # in results/, each on a page: which figure it is
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the figures; return 1 if a figure whose data is in results/ could not be drawn, else 0."""
+    """Draw the figures. Return 1 if a figure whose data is in results/ could not be drawn, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="all if none is given")
     parser.add_argument("--pages", action="store_true", help="replace the images on results/'s pages by what is drawn")
@@ -378,7 +378,7 @@ def draw(figure: Figure) -> bool:
         options = figure.options(" ".join(map(str, figure.tables)))
         importlib.import_module(figure.module).main([*options, "--name", f"{PUBLISHED}/{figure.name}"])
     except (Exception, SystemExit) as error:  # a figure that fails must not prevent the others
-        if not isinstance(error, SystemExit):  # which has said why
+        if not isinstance(error, SystemExit):  # an exit has said why
             traceback.print_exc()
         return False
     return True

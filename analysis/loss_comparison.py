@@ -1,8 +1,8 @@
 """Losses of several arms over training, and their differences from the arm that each is compared with.
 
-That is the baseline of the sweep or of --baseline, else the first arm. Lines: means over seeds; training losses are
+That arm is the baseline of the sweep or of --baseline, else the first arm. Lines: means over seeds; training losses are
 smoothed by an exponential mean over 1 % of the steps. Bands: from the lowest to the highest seed; differences are taken
-between runs of the same seed. Thin lines: runs that diverged, to a cross; they are in no mean.
+between runs of the same seed. Thin lines: runs that diverged, with a cross at their end; they are in no mean.
 
 python -m analysis.loss_comparison --runs runs/convergence --only model=llama_8b
 """
@@ -19,7 +19,7 @@ from analysis.command import command
 from analysis.style import ONE_COLUMN, baseline_option, caption, check_baseline, figure_parser, load_chosen, plt, save
 from mxstudy.results import curves_of, draw_arms, legend
 
-# Value of --of -> kind of rows, column of the loss in nats, title of the axis, conversion of the loss to what is drawn.
+# {value of --of: kind of rows, column of the loss in nats, title of the axis, conversion of the loss to what is drawn}
 QUANTITIES: dict[str, tuple[str, str, str, Callable[[pd.DataFrame], pd.DataFrame]]] = {
     "training_loss": ("metrics", "loss", "training loss, nats a token", lambda loss: loss),
     "validation_perplexity": ("validation", "validation_loss", "validation perplexity", np.exp),

@@ -1,8 +1,8 @@
-"""Training loss by tokens, one colour per arm: smoothed, the mean over seeds, a band from the lowest to the highest.
+"""Training loss by tokens, one colour per arm: smoothed, the mean over seeds, a band from lowest to highest seed.
 
 The smoothing is an exponential mean whose half-life is 1 % of the steps. Behind an arm of one run: its loss as it is.
-Thin lines: runs that diverged, to a cross. Below: the differences from the arm that each is compared with, over the
-pairs of equal seeds.
+Thin lines: runs that diverged, with a cross at their end. Below: the differences from the arm that each is compared
+with, over the pairs of equal seeds.
 
 python -m analysis.loss_curves --runs runs/quickstart
 """

@@ -1,4 +1,4 @@
-"""Elements of an HTML page, in which every text is text, whatever it looks like."""
+"""Make elements of an HTML page. Plain text is always escaped, whatever it looks like."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 
 
 class Html(str):
-    """Text that is HTML already; only `element` makes it of other text."""
+    """Text that is HTML already. Only `element` makes it of other text."""
 
     def __add__(self, other: str) -> Html:
         return Html(str(self) + escaped(other))
 
 
 def escaped(content: object) -> str:
-    """Return the content as HTML: what is no `Html` is text, whatever it looks like."""
+    """Return the content as HTML. Text that is no `Html` is escaped."""
     return str(content) if isinstance(content, Html) else html.escape(str(content))
 
 
 def element(tag: str, *content: object, **attributes: str) -> Html:
-    """Return an element with that content and attributes; `kind` is the attribute class."""
+    """Return an element with that content and attributes. `kind` is the attribute class."""
     named = {"class" if name == "kind" else name: value for name, value in attributes.items()}
     given = "".join(f' {name}="{html.escape(value)}"' for name, value in named.items())
     return Html(f"<{tag}{given}>{''.join(map(escaped, content))}</{tag}>")
@@ -33,7 +33,7 @@ Rows = Sequence[Sequence[object]]
 
 
 def table(columns: Sequence[str], rows: Rows | Mapping[str, Rows]) -> Html:
-    """Return a table; rows that are grouped by name have the name above them."""
+    """Return a table. Rows that are grouped by name have the name above them."""
     groups = rows.items() if isinstance(rows, Mapping) else [("", rows)]
     body = []
     for name, own in groups:
@@ -47,5 +47,5 @@ def cell(value: object) -> Html:
 
 
 def folded(summary: str, content: Html) -> Html:
-    """Return what is shown when a reader opens it."""
+    """Return an element that shows its content when a reader opens it."""
     return element("details", element("summary", summary), content)

@@ -18,7 +18,7 @@ from analysis.style import caption, load_chosen, save_table, table_parser
 from mxstudy import results
 
 MODEL, TRAIN = "config.model.", "config.train."
-QUANTITIES = {  # name -> function of a row of a runs table
+QUANTITIES = {  # {name: function of a row of a runs table}
     "layers": lambda run: run[f"{MODEL}num_layers"],
     "hidden size": lambda run: run[f"{MODEL}hidden_size"],
     "heads": lambda run: run[f"{MODEL}num_heads"],
@@ -34,7 +34,7 @@ QUANTITIES = {  # name -> function of a row of a runs table
 }
 VARIED = ("learning rate", "batch size", "tokens, millions")  # may differ between runs of one model
 
-# Paper -> (layers, width) of a model -> what the paper prints for it.
+# {paper: {(layers, width) of a model: what the paper prints for it}}
 PRINTED: dict[str, dict[tuple[int, int], dict[str, float]]] = {
     "mxnorm": {
         (blocks, width): {
@@ -59,7 +59,7 @@ PRINTED: dict[str, dict[tuple[int, int], dict[str, float]]] = {
 
 
 def markdown(runs: pd.DataFrame, paper: str) -> str:
-    """Return a Markdown table, one row per model; quantities that vary between its runs show minimum and maximum."""
+    """Return a Markdown table, one row per model. Quantities that vary between its runs show minimum and maximum."""
     table = pd.DataFrame({name: [make(run) for run in runs.to_dict("records")] for name, make in QUANTITIES.items()})
     table.insert(0, "parameters", runs["parameters"].to_list())
     rows = []
@@ -70,7 +70,10 @@ def markdown(runs: pd.DataFrame, paper: str) -> str:
 
 
 def cell(values: pd.Series, printed: float | None) -> str:
-    """Return the values' range, with the printed number in brackets if no value is within 0.2 % of it (rounding)."""
+    """Return the values' range, with the printed number in brackets if no value is near it.
+
+    A value within 0.2 % (rounding) is near.
+    """
     ends = dict.fromkeys(map(short, (values.min(), values.max())))
     shown = " to ".join(ends)
     return shown if printed is None or np.isclose(values, printed, rtol=2e-3).any() else f"{shown} ({short(printed)})"

@@ -28,7 +28,7 @@ from analysis.style import FIGURES, baseline_option, check_baseline, load_chosen
 from analysis.units import differing, ended
 from mxstudy import results
 
-NUMBERS = {  # column -> its title, and how its numbers are written
+NUMBERS = {  # {column: its title, and how its numbers are written}
     "validation_loss": ("validation loss, nats", ",.4f"),
     "spike_score": ("spike score", ",.2f"),
     "tokens_per_s": ("tokens/s", ",.0f"),
@@ -36,9 +36,9 @@ NUMBERS = {  # column -> its title, and how its numbers are written
     "memory_gib": ("memory, GiB", ".1f"),
 }
 DATA = "config.data."
-# Where a corpus, or one of a blend, is read from, and a tokenizer.
+# Where a corpus, or one of a blend, and a tokenizer are read from.
 NAMES = re.compile(r"config\.(data\.(corpora\.[^.]+\.)?(paths|name|revision)|tokenizer\.name)")
-CONTENT = f"{DATA}unigram_entropy_nats"  # distinguishes corpora by content; their names are not compared
+CONTENT = f"{DATA}unigram_entropy_nats"  # distinguishes corpora by content, so their names are not compared
 MOST = 9  # runs in a figure with a panel each, or arms in one with a line each
 ENLARGED = 1.5  # figures, which are made for the columns of a paper
 OPEN = 3  # commands that are shown without being opened
@@ -56,7 +56,7 @@ h2 { margin-top: 2.2rem; border-bottom: 2px solid #1a1a1a } img { max-width: min
 
 
 def page(runs: pd.DataFrame, figures: dict[str, Figure]) -> str:
-    """Return the page as HTML. `runs`: from `in_arms`."""
+    """Return the page as HTML. `runs` are from `in_arms`."""
     experiments = ", ".join(sorted(runs["config.experiment"].unique()))
     parts = {
         "What was asked": commands(runs),
@@ -88,13 +88,13 @@ def commit(run: Mapping[str, Any]) -> Html:
 
 
 def in_arms(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with their arms; corpora are told apart by what they hold, not by what they are called."""
+    """Return the runs with their arms. Corpora are told apart by their content, not by their names."""
     names = [column for column in runs if NAMES.match(column)]
     return results.with_arms(runs.assign(**{CONTENT: content(runs)}).drop(columns=names))
 
 
 def content(runs: pd.DataFrame) -> pd.Series:
-    """Return each run's unigram entropy, nats; a run that never read its corpus gets that of an equal data config."""
+    """Return each run's unigram entropy in nats. A run that never read its corpus gets that of an equal data config."""
     found = runs["unigram_entropy_nats"].round(6)
     config = runs[[column for column in runs if column.startswith(DATA)]].astype(str).agg("|".join, axis=1)
     return found.fillna(found.groupby(config).transform("first"))
@@ -107,7 +107,7 @@ def commands(runs: pd.DataFrame) -> Html:
 
 
 def arms(runs: pd.DataFrame) -> Html:
-    """Return the HTML table with one row per arm; below it, the backends and the code of the arms if they differ."""
+    """Return the HTML table with one row per arm, and below it the arms' backends and code if they differ."""
     rows = []
     for arm, own in runs.groupby("arm", sort=False):
         states = ", ".join(f"{count} {state}" for state, count in own["state"].value_counts().items())
@@ -121,7 +121,7 @@ def arms(runs: pd.DataFrame) -> Html:
 
 
 def backends(runs: pd.DataFrame) -> list[str | None]:
-    """Return the backends of each run; None for runs and tables from before that column existed."""
+    """Return the backends of each run, or None for runs and tables that are older than that column."""
     return [known if isinstance(known, str) else None for known in runs.get("backend", [None] * len(runs))]
 
 
@@ -136,7 +136,7 @@ def differences(runs: pd.DataFrame) -> Html:
 
 
 def claims(runs: pd.DataFrame) -> Html:
-    """Return the HTML table of those claims of the ledger of which these runs say something, the others folded."""
+    """Return the HTML table of the ledger's claims that these runs decide, with the other claims folded."""
     found = judged_by_runs(Tables(instead={"runs": runs}))
     told = [(where, one) for where, one in found if one.verdict not in (NOT_RUN, IMPOSSIBLE)]
     others = [row(where, one, one.why) for where, one in found if one.verdict in (NOT_RUN, IMPOSSIBLE)]
@@ -221,7 +221,7 @@ DRAWN: tuple[tuple[str, str, Callable[[pd.DataFrame], bool], Callable[[pd.DataFr
 
 
 def drawn(paths: Sequence[Path], runs: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figures that suit these runs, by title. `runs`: from `results.with_arms`.
+    """Return the figures that suit these runs, by title. `runs` are from `results.with_arms`.
 
     Raises ValueError if two runs of an arm have equal seeds.
     """

@@ -1,7 +1,6 @@
-"""What is stated before a sweep is run: its question, its arms by name, and comparisons of two arms, each a claim.
+"""Define what is stated before a sweep is run: its question, its arms by name, and comparisons of arms, each a claim.
 
-All these sweeps train a 23M Llama, with five pairs of seeds an arm where nothing else is said, for 600 steps where an
-arm says nothing else.
+All these sweeps train a 23M Llama, by default with five pairs of seeds per arm and for 600 steps.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ STEPS_A_RUN, TOKENS_A_STEP = 600, 64 * 1024
 
 @dataclass(frozen=True)
 class Comparison:
-    """A claim about two arms. `id`: that of its row in the ledger. `by`: who claims it, or where in a document."""
+    """A claim about two arms. `id` is that of its row in the ledger, `by` who claims it, or where in a document."""
 
     id: str
     by: str
@@ -30,7 +29,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Question:
-    """A question that a sweep answers. `sweep`: its runs. `arms`: by the names of the figure. `seeds`: of each arm."""
+    """A question that a sweep answers.
+
+    `sweep` has its runs. `arms` are named as in the figure. `seeds` is the number for each arm.
+    """
 
     sweep: str
     asks: str

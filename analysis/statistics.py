@@ -1,4 +1,4 @@
-"""Statistics over units that count every run: intervals, Holm's correction, and times to divergence with censoring.
+"""Compute statistics over units that count every run: intervals, Holm's correction, censored times to divergence.
 
 A unit is what is independent: a data seed of students, whose initial seeds share teacher and batches and are averaged
 first, or a pair of language models with equal seeds. Nothing is dropped: a run that is up at its end, or that simply
@@ -15,8 +15,8 @@ import pandas as pd
 from scipy import stats
 
 CONFIDENCE = 0.95
-LEAST_UNITS = 4  # for a verdict
-BOOTSTRAP_UNITS = 8  # from here on the interval is also bootstrapped
+LEAST_UNITS = 4  # the fewest units for a verdict
+BOOTSTRAP_UNITS = 8  # from so many units on, the interval is also bootstrapped
 RESAMPLES, SEED = 2000, 0
 SHOWS_AFTER = 500  # steps for which a loss must stay up to have diverged; later rises are open at the end
 
@@ -25,10 +25,11 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, eq=False)
 class Effect:
-    """An effect with its interval. `units`: one number per unit.
+    """An effect with its interval. `units` has one number per unit.
 
-    `outcomes`: for fractions, 0 or 1 for every run of the arm, and of the baseline if there is one. `died`: how many
-    runs of either arm have no finite loss in the end, and how many there are. `name`: which of a claim's comparisons.
+    For fractions, `outcomes` has 0 or 1 for every run of the arm, and of the baseline if there is one. `died` is how
+    many runs of either arm have no finite loss in the end, and how many there are. `name` says which of a claim's
+    comparisons it is.
     """
 
     units: pd.Series
@@ -49,10 +50,10 @@ class Effect:
         return self.count >= LEAST_UNITS
 
     def interval(self, level: float) -> Interval:
-        """Return the widest of Student's, from eight units on BCa's, and for fractions Wilson's or Newcombe's.
+        """Return the widest of Student's interval, from eight units on BCa's, and for fractions Wilson's or Newcombe's.
 
         The last two treat runs as independent, and give a width where all units agree. An interval of fractions is cut
-        where no fraction, or difference of two, can be.
+        to the values that a fraction, or a difference of two, can have.
         """
         if self.count < 2:
             return np.nan, np.nan
@@ -68,7 +69,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Exact:
-    """A number that no chance is in: the result of arithmetic. `count`: the cases of which it is the worst."""
+    """A number without chance: the result of arithmetic, the worst of `count` cases."""
 
     value: float
     count: int = 1
@@ -114,7 +115,10 @@ def of_fractions(ours: pd.Series, theirs: pd.Series | None = None, *, level: flo
 
 
 def wilson(fraction: float, runs: float, level: float) -> tuple[float, float, float]:
-    """Return the fraction and Wilson's interval; `runs` need not be whole, to ask what more of them would tell."""
+    """Return the fraction and Wilson's interval.
+
+    `runs` need not be whole, so that one can ask what more runs would tell.
+    """
     p, z = float(fraction), float(stats.norm.ppf((1 + level) / 2))
     middle, half = p + z**2 / (2 * runs), z * np.sqrt(p * (1 - p) / runs + z**2 / (4 * runs**2))
     return p, float((middle - half) / (1 + z**2 / runs)), float((middle + half) / (1 + z**2 / runs))
@@ -123,8 +127,8 @@ def wilson(fraction: float, runs: float, level: float) -> tuple[float, float, fl
 def holm(decided: Sequence[Callable[[float], bool]], alpha: float = 1 - CONFIDENCE) -> list[float]:
     """Return the error rate at which each comparison of one claim is tested, by Holm's step-down.
 
-    `decided`: for each comparison, whether it is decided at an error rate. As long as some comparison is decided at
-    alpha over the number of those that are left, it is settled; all others are tested at the rate of the last round.
+    Each of `decided` says whether its comparison is decided at an error rate. While some comparison is decided at alpha
+    divided by the number of those that are left, it is settled. All others are tested at the rate of the last round.
     """
     levels: dict[int, float] = {}
     left = set(range(len(decided)))
@@ -142,16 +146,19 @@ def holm(decided: Sequence[Callable[[float], bool]], alpha: float = 1 - CONFIDEN
 
 
 def times(happened_at: pd.Series, open_since: pd.Series, ended_at: pd.Series) -> pd.DataFrame:
-    """Return columns time and happened: censored from when a run is up at its end, or else at its end."""
+    """Return columns time and happened.
+
+    A run without the event is censored when its loss goes up and stays up, or else at its end.
+    """
     return pd.DataFrame(
         {"time": happened_at.fillna(open_since).fillna(ended_at).astype(float), "happened": happened_at.notna()}
     )
 
 
 def fraction_by(step: float, runs: pd.DataFrame) -> float:
-    """Return the fraction of all runs to which it has happened by `step`, by Kaplan and Meier; `runs`: from `times`.
+    """Return the fraction of all runs to which it has happened by `step`, by Kaplan and Meier. `runs` are from `times`.
 
-    It is NaN where the last run that is known to be well was censored before `step`.
+    It is NaN if the last run that is known to be well was censored before `step`.
     """
     happened = runs["happened"].to_numpy(bool)
     last = runs["time"].max()
@@ -162,9 +169,9 @@ def fraction_by(step: float, runs: pd.DataFrame) -> float:
 
 
 def logrank(ours: pd.DataFrame, theirs: pd.DataFrame, strata: tuple[pd.Series, pd.Series]) -> float:
-    """Return the two-sided p of the log-rank test of two arms, stratified; it describes and decides nothing.
+    """Return the two-sided p of the stratified log-rank test of two arms. It describes, and decides nothing.
 
-    Runs of a stratum are not independent of each other where they share teacher and batches, which the test supposes.
+    The test assumes independent runs. Runs of a stratum that share teacher and batches are not independent.
     """
     runs = pd.concat([ours.assign(ours=True), theirs.assign(ours=False)])
     excess = variance = 0.0

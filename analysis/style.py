@@ -1,4 +1,4 @@
-"""The style, options and output files of all figures: figures/NAME.png, .pdf, and the caption as .md.
+"""Define the style, options and output files of all figures: figures/NAME.png, .pdf, and the caption as .md.
 
 A script consists of a query (`make_figure` or `load_chosen`), a transformation, and a plot (its `draw`).
 """
@@ -28,11 +28,11 @@ FIGURES = Path("figures")
 ONE_COLUMN, TWO_COLUMNS = 3.25, 6.75  # inches, as in a paper; every figure is as wide as one of them
 FORMATS = ("png", "pdf")
 
-TOKENS = ["config.train.batch_size", "config.train.sequence_length"]  # of a step, their product
-NORMS = tuple(results.KNOWN[name] for name in ("mxnorm_p1", "rmsnorm", "mxnorm_p2"))  # for names if no other is left
-OF_RUN = ["arm", "color", "name"]  # what the rows of every figure say of their run, beside its fingerprint
+TOKENS = ["config.train.batch_size", "config.train.sequence_length"]  # their product is the tokens of a step
+NORMS = tuple(results.KNOWN[name] for name in ("mxnorm_p1", "rmsnorm", "mxnorm_p2"))  # for names, if no other is left
+OF_RUN = ["arm", "color", "name"]  # what the rows of every figure say about their run, beside its fingerprint
 
-mpl.use("Agg")  # write files, and open no window
+mpl.use("Agg")  # writes files, and opens no window
 plt.rcParams.update(
     {
         "figure.constrained_layout.use": True,
@@ -52,9 +52,9 @@ plt.rcParams.update(
 
 
 def colors(words: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name that is no arm's: that of a norm or a recipe in it, else one that the name decides.
+    """Return a colour for each name that is not an arm's: that of a norm or recipe in it, else one made from the name.
 
-    That one is the same in every figure, unless an earlier name has taken it.
+    A colour made from the name is the same in every figure, unless an earlier name has taken it.
     """
     names = {name: re.findall(r"\w+", name) for name in words}
     found: dict[str, str] = {}
@@ -78,7 +78,7 @@ def make_figure(
 ) -> None:
     """Run the whole command of a script without own options: `draw` is called with a frame of each of `kinds`.
 
-    `name`: that of the figure's files. `shows`: the script's docstring. `query`: load_chosen, load_ended or load_last.
+    `name` is that of the figure's files, `shows` the script's docstring, `query` load_chosen, load_ended or load_last.
     """
     options = figure_parser(name, shows)
     chosen = options.parse_args(arguments)
@@ -94,7 +94,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 class FigureParser(argparse.ArgumentParser):
-    """The options of a figure; those of rehearsals go to a folder of their own."""
+    """The options of a figure. Figures of rehearsals go to a folder of their own."""
 
     def parse_args(self, *arguments: Any, **others: Any) -> Any:
         chosen = super().parse_args(*arguments, **others)
@@ -111,7 +111,10 @@ def runs_option(options: argparse._ActionsContainer, required: bool = False) -> 
 def figure_parser(
     name: str, shows: str | None, source: Callable[[argparse.ArgumentParser], None] | None = None
 ) -> argparse.ArgumentParser:
-    """Return a parser with the options of every figure; `name`: default of --name; `source`: adds --runs or others."""
+    """Return a parser with the options of every figure.
+
+    `name` is the default of --name. `source` adds --runs or its alternatives.
+    """
     options = table_parser(name, shows, source)
     what = "files to write; both are as wide as one or two columns of a paper, 3.25 or 6.75 inches"
     options.add_argument("--format", nargs="+", choices=FORMATS, default=FORMATS, help=what)
@@ -140,7 +143,7 @@ def baseline_option(options: argparse.ArgumentParser) -> None:
 
 
 def check_baseline(options: argparse.ArgumentParser, chosen: argparse.Namespace, runs: pd.DataFrame) -> None:
-    """End in an error if no run has the choice that --baseline names. `runs`: from `load_chosen`."""
+    """Stop with an error if no run has the choice that --baseline names. `runs` are from `load_chosen`."""
     group, _, choice = (chosen.baseline or "").partition("=")
     if group and not (runs.get(f"choice.{group}") == choice).any():
         options.error(f"--baseline: no run has {chosen.baseline}; there are {'; '.join(dict.fromkeys(runs['arm']))}")
@@ -174,7 +177,7 @@ def load_chosen(options: argparse.ArgumentParser, chosen: argparse.Namespace, *k
 
 
 def runs_of(paths: Sequence[Path]) -> pd.DataFrame | None:
-    """Return the runs of these paths; None if there are none, because the paths are tables without runs."""
+    """Return the runs of these paths, or None if the paths are tables without runs."""
     try:
         return results.load(paths, "runs")
     except results.NoRows:
@@ -182,12 +185,13 @@ def runs_of(paths: Sequence[Path]) -> pd.DataFrame | None:
 
 
 def of_runs(rows: pd.DataFrame, runs: pd.DataFrame, whole: bool = False) -> pd.DataFrame:
-    """Return the rows of these runs, with the columns OF_RUN if they are no replicas. `whole`: all rows are of them.
+    """Return the rows of these runs. `whole` says that all rows are of them.
 
-    Rows of steps of language models have the column tokens: how many the run has trained on after the step.
+    Rows that are of no replica get the columns OF_RUN. Rows of steps of language models have the column tokens: how
+    many the run has trained on after the step.
     """
     keys = [key for key in ("fingerprint", "replica") if key in rows and key in runs]
-    if "replica" in keys:  # millions of rows, and their figures name arms by the keys that they are asked for
+    if "replica" in keys:  # they have millions of rows, and their figures name arms by the keys given to them
         return rows if whole else rows.merge(runs[keys].drop_duplicates(), on=keys)
     own = rows.merge(runs.drop_duplicates(keys)[[*keys, *OF_RUN]], on=keys)
     if "step" not in own or not {*TOKENS} <= {*runs}:
@@ -197,7 +201,7 @@ def of_runs(rows: pd.DataFrame, runs: pd.DataFrame, whole: bool = False) -> pd.D
 
 
 def load_ended(options: argparse.ArgumentParser, chosen: argparse.Namespace, kind: str) -> list[pd.DataFrame]:
-    """Return the same as load_chosen for runs that have finished or diverged; the others have no result yet."""
+    """Return the same as load_chosen for runs that have finished or diverged. The others have no result yet."""
     (runs,) = load_chosen(options, chosen, kind)
     found = ended(runs)
     if found.empty:
@@ -233,7 +237,7 @@ def has(runs: pd.DataFrame, word: str) -> pd.Series:
 
 
 def load_last(options: argparse.ArgumentParser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
-    """Return the same as load_chosen for the run that was started last; report it if there are several."""
+    """Return the same as load_chosen for the run that was started last, and print which one if there are several."""
     if any(path.suffix == ".parquet" for path in chosen.runs):
         options.error("--runs: give the folder of a run, or the prefix of its tables")
     frames = load_chosen(options, chosen, *kinds)
@@ -246,8 +250,8 @@ def load_last(options: argparse.ArgumentParser, chosen: argparse.Namespace, *kin
 def caption(rows: pd.DataFrame, shows: str | None, paths: Sequence[Path] = ()) -> str:
     """Return a caption: the script's docstring without its command, and each arm's number of runs and fingerprints.
 
-    A sentence names the code of the runs if it differs, or if it cannot be known. `paths`: those that the rows come
-    from, needed if they are not rows of runs.
+    A sentence names the code of the runs if it differs, or if it cannot be known. `paths` are where the rows come from,
+    needed if they are not rows of runs.
     """
     by = "arm" if "color" in rows else "label"  # a benchmark's rows are of a device
     runs = rows.drop_duplicates([key for key in ("fingerprint", "commit") if key in rows])
@@ -274,7 +278,7 @@ def cross(axes: Axes, x: pd.Series, y: pd.Series, **style: Any) -> None:
 
 
 def save_table(markdown: str, name: str) -> Path:
-    """Write figures/NAME.md; print and return its path."""
+    """Write figures/NAME.md, print its path and return it."""
     path = FIGURES / f"{name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(markdown)
@@ -283,7 +287,7 @@ def save_table(markdown: str, name: str) -> Path:
 
 
 def save(figure: Figure, chosen: argparse.Namespace, caption: str) -> Path:
-    """Write the figure as --name and --format say and its caption as Markdown; print and return the first path."""
+    """Write the figure as --name and --format say, and its caption as Markdown. Print the first path and return it."""
     paths = [FIGURES / f"{chosen.name}.{suffix}" for suffix in chosen.format]
     paths[0].parent.mkdir(parents=True, exist_ok=True)
     for path in paths:

@@ -1,4 +1,4 @@
-"""From tables of runs to units: which runs ended, agree, died and belong together, and their paired differences."""
+"""Make units from tables of runs: which runs ended, agree, died and belong together, and their paired differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ended(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def chosen(runs: pd.DataFrame, arm: Arm) -> pd.Series:
-    """Return which runs have the arm's values in their configs; None means that the config has no such value."""
+    """Return which runs have the arm's values in their configs. None means that the config has no such value."""
     is_of = pd.Series(True, runs.index)
     for column, wanted in arm.items():
         values = runs[column] if column in runs else pd.Series(np.nan, runs.index)
@@ -39,7 +39,7 @@ def differing(runs: pd.DataFrame, but: Collection[str] = ()) -> list[str]:
 
 
 def of_one_code(runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) -> pd.DataFrame:
-    """Return the runs of that code of which most units have all arms: numbers of two codes are not pooled.
+    """Return the runs of the code in which most units have all arms. Numbers of two codes are not pooled.
 
     The code is the digest in column `code` where a table has it, else the commit.
     """
@@ -73,16 +73,16 @@ def scale(runs: pd.DataFrame) -> str:
 
 
 def died(runs: pd.DataFrame, column: str) -> pd.Series:
-    """Return which runs diverged, or have no finite value in `column` in the end."""
+    """Return which runs diverged, or have no finite value in `column` at the end."""
     return (runs["state"] == "diverged") | ~np.isfinite(runs[column].astype(float))
 
 
 def paired(runs: pd.DataFrame, column: str, arm: pd.Series, baseline: pd.Series, varied: Collection[str]) -> Effect:
     """Return arm - baseline in `column`: one unit per pair of seeds, over pairs that agree in all but `varied`.
 
-    `arm`, `baseline`: bool, one per run. `varied`: the config columns, or what their names begin with, in which the two
-    arms differ. Pairs of one seed in several settings, such as learning rates, are averaged: they are one unit. Pairs
-    of which one run died are in no mean, and are counted.
+    `arm` and `baseline` have a bool per run. `varied` are the config columns, or beginnings of their names, in which
+    the two arms differ. The pairs of one seed in several settings, such as learning rates, are averaged: they are one
+    unit. Pairs with a run that died are in no mean, and are counted.
     """
     seeds = [name for name in SEEDS if name in runs]
     key = [*seeds, *(name for name in differing(runs) if not f"{name}.".startswith(tuple(f"{one}." for one in varied)))]

@@ -1,10 +1,10 @@
-"""The bytes that ranks gather of the blocks' weights, for the forward and for the backward: in bf16 and as MX codes.
+"""Count the bytes that ranks gather of the blocks' weights, forward and backward, in bf16 and as MX codes.
 
-Each case is a separate run under torchrun with the training code, `train.all_gather` being all that differs; tokens are
-random, and nothing is saved. Bytes are those that FSDP2 hands to the collective of a block, on all ranks together,
-codes, scales, norms and all: each of them has to reach every other rank. On CPU (gloo) it is a rehearsal, which counts
-the same bytes. With --deterministic the losses after all steps must agree to the last bit; without, a GPU's attention
-sums its gradients in any order, and times are those of training.
+Each case is a separate run of the training code under torchrun. Cases differ in `train.all_gather` alone. Tokens are
+random, and nothing is saved. The bytes are those that FSDP2 hands to a block's collective, on all ranks together, with
+codes, scales and norms: each of them has to reach every other rank. On CPU (gloo) the benchmark is a rehearsal that
+counts the same bytes. With --deterministic the losses after all steps must have equal bits. Without it, a GPU's
+attention sums its gradients in any order, and the times are those of training.
 
 python -m benchmarks.all_gather [--model llama_1b] [--gpus 2] [--precision mxfp8] [--deterministic] [--json PATH]
 """
@@ -54,7 +54,7 @@ class Case(scaling.Case):
 
 
 class Counted:
-    """A block's all-gather, which counts the bytes that it hands on in each direction."""
+    """Counts the bytes that a block's all-gather hands on in each direction."""
 
     def __init__(self, block: FSDPModule) -> None:
         self.block, self.gathered = block, Counter[str]()
@@ -74,13 +74,13 @@ class Counted:
 
 
 def work(case: Case, path: Path) -> None:
-    """Build the model, warm up and do the steps; the first rank writes the case's row to `path`."""
+    """Build the model, warm up and do the steps. The first rank writes the case's row to `path`."""
     device = resolve_device(case.device)
     configure_torch(case.compile, case.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     with process_group(device, RunFolder(path.parent)):
         check(case.settings(), case.gpus)
-        torch.manual_seed(0)  # the tokens of all cases are the same
+        torch.manual_seed(0)  # all cases see the same tokens
         run = scaling.build(case.settings(), device)
         blocks = [cast(FSDPModule, block) for block in run.model.layers]
         counted = [Counted(block) for block in blocks]

@@ -1,13 +1,13 @@
-"""Checkpoints: the seconds that saving and loading one takes, with and without the checksums of its tensors.
+"""Measure the seconds of saving and loading a checkpoint, with and without the checksums of its tensors.
 
 The tensors are those of a decoder and its AdamW: weights and two moments in FP32, random. Saving ends when everything
-is on the disk. A checkpoint is loaded once as a resumed run finds it, from the disk (the system is told to forget its
-files first), and once from memory, where reading costs least and checksums weigh most. Without checksums it is read as
-before there were any, by torch's own reader. With and without take turns. What checksums add is the difference of the
-fastest rounds, for what else the machine and its disk do only adds.
+is on the disk. A checkpoint is loaded once from the disk, as a resumed run finds it (the system is told to forget its
+files first), and once from memory, where reading costs least and checksums weigh most. Without checksums, torch's own
+reader loads it. Rounds with and without checksums take turns. What checksums add is the difference of the fastest
+rounds, because all other work of the machine and its disk only adds time.
 
-All of llama_1b is 17 GiB, and 51 GiB of memory while it is written; each of its rounds takes minutes, most of them
-the disk's. --seconds stops before the first round that would end later, once there is one.
+All of llama_1b is 17 GiB, and takes 51 GiB of memory while it is written. Each of its rounds takes minutes, most of
+them for the disk. --seconds stops before a round that would end later, but never before the first.
 
 python -m benchmarks.checkpoint [--model llama_1b] [--layers 8] [--vocabulary 32000] [--rounds 3] [--seconds 500]
     [--json PATH]
@@ -40,18 +40,18 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.train import checkpoint
 from mxstudy.train.checksums import Checksums, checksums_of
 
-LIMIT = 0.1  # of the time without checksums
+LIMIT = 0.1  # share of the time without checksums
 Rounds = dict[bool, list[dict[str, float]]]  # {with checksums: seconds of each of KINDS and OWN, round by round}
 KINDS = ("save", "load from disk", "load from memory")
-OWN = "checksums of a save"  # a part of it, which the noise of a disk does not hide
+OWN = "checksums of a save"  # a part of KINDS that the noise of a disk does not hide
 
 
 def tensors_of(model: config.Decoder) -> dict[str, Tensor]:
-    """Return the names and values of what a training's checkpoint holds: random ones, which repeat themselves."""
+    """Return the names and values of a training checkpoint's tensors. The values are random and repeat themselves."""
     with torch.device("meta"):
         decoder = Decoder(model, config.RMSNorm(), config.BlockCast(), torch.float32)
         shapes = {name: weight.shape for name, weight in decoder.named_parameters()}
-    block = torch.randn(2**20)  # to draw billions of numbers takes minutes
+    block = torch.randn(2**20)  # drawing billions of numbers takes minutes
     tensors: dict[str, Tensor] = {}
     for name, shape in shapes.items():
         names = (f"model.{name}", *(f"optimizer.{name}.{key}" for key in ("exp_avg", "exp_avg_sq")))
@@ -79,7 +79,7 @@ def forget(path: Path) -> None:
 
 
 def one_round(folder: Path, tensors: dict[str, Tensor], with_checksums: bool) -> dict[str, float]:
-    """Return the seconds of each of KINDS, and those of OWN."""
+    """Return the seconds of each of KINDS, and of OWN."""
     shutil.rmtree(folder, ignore_errors=True)
     kept = checkpoint.Checkpoints(folder, "f" * 64, {}, keep_last=1)
     own_s = 0.0
@@ -87,7 +87,7 @@ def one_round(folder: Path, tensors: dict[str, Tensor], with_checksums: bool) ->
     def timed(path: Path) -> Checksums:
         nonlocal own_s
         began_s = time.perf_counter()
-        found = checksums_of(path) if with_checksums else {}  # a load compares what was recorded: nothing
+        found = checksums_of(path) if with_checksums else {}  # without recorded checksums a load compares nothing
         own_s = time.perf_counter() - began_s
         return found
 
@@ -100,7 +100,7 @@ def one_round(folder: Path, tensors: dict[str, Tensor], with_checksums: bool) ->
 
 
 def rounds_of(folder: Path, tensors: dict[str, Tensor], number: int, budget_s: float) -> Rounds:
-    """Return the seconds of each round, without and with checksums, as many as the budget has room for."""
+    """Return the seconds of each round, without and with checksums, for as many rounds as the budget allows."""
     rounds: Rounds = {False: [], True: []}
     began_s, longest_s = time.perf_counter(), 0.0
     for done in range(number):
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     say(began_s, f"made {sizes['gib']:.1f} GiB of tensors")
     with tempfile.TemporaryDirectory(dir=chosen.folder) as name:
         folder = Path(name) / "checkpoints"
-        one_round(folder, {"model.one": torch.zeros(1)}, True)  # which loads what is imported late
+        one_round(folder, {"model.one": torch.zeros(1)}, True)  # loads what is imported late
         rounds = rounds_of(folder, tensors, chosen.rounds, chosen.seconds)
     rows = rows_of(rounds)
     show(rows)

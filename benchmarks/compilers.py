@@ -23,7 +23,7 @@ Plain = Callable[[Tensor], object]
 
 
 def compiled(fmt: str, block_size: int, modes: Sequence[str]) -> dict[str, Plain]:
-    """Return {"PEER MODE": function of x [rows, columns] bf16} for every peer and mode; resets the compiler first."""
+    """Reset the compiler and return {"PEER MODE": function of x [rows, columns] bf16} for every peer and mode."""
     import torch._inductor.config
 
     torch._dynamo.reset()
@@ -32,7 +32,7 @@ def compiled(fmt: str, block_size: int, modes: Sequence[str]) -> dict[str, Plain
 
 
 def own(function: Callable[..., object], name: str) -> Callable[..., object]:
-    """Return a copy of the function with its own code object: the compiler shares compiled code by code object."""
+    """Return a copy of the function with its own code object, because the compiler caches by code object."""
     return FunctionType(function.__code__.replace(co_name=f"{function.__name__}_{name}"), function.__globals__)
 
 
@@ -55,13 +55,13 @@ def dynamic(function: Callable[..., object], fmt: str, block_size: int) -> Plain
     return call
 
 
-# Without graphs of its own, because calls are measured in ours.
+# CUDA graphs are off, because calls are measured in graphs of our own.
 autotuned = partial(static, mode="max-autotune-no-cudagraphs")
 MODES: dict[str, Callable[..., Plain]] = {"dynamic": dynamic, "static": static, "autotuned": autotuned, "eager": eager}
 
 
 def compile_group(group: tuple[str, int, int], tokens: Sequence[int], modes: Sequence[str], device: str) -> None:
-    """Compile every call of a group, in a process of its own; the code to measure is then in the caches."""
+    """Compile every call of a group in a process of its own, which leaves the code to measure in the caches."""
     import torch._inductor.config
 
     torch._inductor.config.compile_threads = 1  # the other cores compile other groups
@@ -80,7 +80,7 @@ def compile_group(group: tuple[str, int, int], tokens: Sequence[int], modes: Seq
 
 
 class Compilers:
-    """Compiles in `workers` processes side by side; with fewer than two, everything is compiled when measured."""
+    """Compiles in `workers` processes side by side. With fewer than two, everything is compiled when it is measured."""
 
     def __init__(self, workers: int, device: str = "cuda") -> None:
         self.device = device
@@ -94,7 +94,7 @@ class Compilers:
             self.pool.shutdown(cancel_futures=True)
 
     def compile(self, groups: Sequence[Any], tokens: Sequence[int], modes: Sequence[str], until_s: float) -> None:
-        """Compile all groups until the monotonic clock reaches `until_s`; the rest is compiled when measured."""
+        """Compile all groups until the monotonic clock reaches `until_s`. The rest is compiled when it is measured."""
         if self.pool is None:
             return
         began_s = time.monotonic()

@@ -1,13 +1,13 @@
-"""Data: tokens per second of batches from shards, and of tokenising a corpus, compared with plain `datasets.map`.
+"""Measure tokens per second of batches from shards, and of tokenising a corpus against plain `datasets.map`.
 
-batches: rows of the global batch, shuffled, as int64 on the CPU, by one thread; once from files in memory, once from
-files dropped from the page cache. `times_gpu`: the rate over what one GPU consumes in training.
+batches: one thread reads shuffled rows of the global batch, as int64 on the CPU, once from files in memory and once
+from files dropped from the page cache. `times_gpu` is the rate divided by what one GPU consumes in training.
 
-tokenising: `prepare` as +experiment=prepare_data calls it, from Parquet files to verified shards, everything included:
-starting processes, reading, sha256, duplicates, the split, writing. It is compared with `datasets.map` of the same
-batch encoder, tokenizer and number of processes, from a data set that is already loaded in Arrow; its best of two batch
-sizes counts. Both run in turns, the best round counts, and both must produce the same number of tokens. On a machine
-that is busy with other work, compare tokens per second of CPU time.
+tokenising: `prepare` runs as +experiment=prepare_data calls it, from Parquet files to verified shards, with everything:
+starting processes, reading, sha256, duplicates, the split, writing. The peer is `datasets.map` with the same batch
+encoder, tokenizer and number of processes, on a data set that is already loaded in Arrow, at the better of two batch
+sizes. Both run in turns, the best round counts, and both must produce the same number of tokens. On a machine that is
+busy with other work, compare tokens per second of CPU time.
 
 python -m benchmarks.data [--tokens 268435456] [--megabytes 100] [--texts FILE.parquet ...] [--json PATH]
 """
@@ -34,9 +34,9 @@ from mxstudy.data.build_shards import MAX_FILE_TOKENS
 from mxstudy.data.shards import Shards, prepare, verify
 from mxstudy.data.tokenizer import Tokenizer, load_pretrained, train_bpe
 
-# llama_125m's fastest arm on one H200, median over the steps: results/mxnorm_pretrain.md.
+# Tokens per second of llama_125m's fastest arm on one H200, median over the steps: results/mxnorm_pretrain.md.
 GPU_TOKENS_PER_S = 395_923
-BATCH_SIZE, SEQUENCE_LENGTH = 32, 4096  # of that run
+BATCH_SIZE, SEQUENCE_LENGTH = 32, 4096  # sizes of the same run
 MAP_BATCHES = (100, 1000)  # documents
 FILES = 4
 VOCAB_SIZE = 32_000
@@ -66,7 +66,7 @@ def forget(folder: Path) -> None:
 
 
 def measure_batches(folder: Path, tokens: int, steps: int, batch_size: int, sequence_length: int) -> list[dict]:
-    from mxstudy.data.batches import Batches  # here: it imports torch; processes that tokenise import this module
+    from mxstudy.data.batches import Batches  # loads torch, which processes that tokenise must not import
     from mxstudy.data.sampling import Sampling
 
     shards = random_shards(folder, tokens)
@@ -74,7 +74,7 @@ def measure_batches(folder: Path, tokens: int, steps: int, batch_size: int, sequ
     for where in ("memory", "disk"):
         if where == "disk":
             forget(folder)
-        once = tokens // sequence_length // batch_size  # steps that read every page
+        once = tokens // sequence_length // batch_size  # so many steps read every page
         sampling = Sampling(config.blend_of(config.PySource()), max(steps, once), batch_size, data_seed=0)
         batches = Batches({"pysource": shards}, sampling, sequence_length)
         for step in range(once if where == "memory" else 0):
@@ -92,7 +92,7 @@ def measure_batches(folder: Path, tokens: int, steps: int, batch_size: int, sequ
 
 
 def texts_of(megabytes: float, paths: Sequence[str]) -> list[str]:
-    """Return up to so many megabytes of distinct texts, from the Parquet files or the installed Python source."""
+    """Return up to `megabytes` of distinct texts, from the Parquet files or the installed Python source."""
     data = config.Files(format="parquet", paths=tuple(paths)) if paths else config.PySource(include_site_packages=True)
     texts, size = [], 0
     for _, text in corpus.unique_documents(data):
@@ -104,7 +104,7 @@ def texts_of(megabytes: float, paths: Sequence[str]) -> list[str]:
 
 
 def write_corpus(folder: Path, texts: list[str]) -> list[str]:
-    """Write Parquet files with equal numbers of documents; returns their paths."""
+    """Write Parquet files with equal numbers of documents, and return their paths."""
     paths = []
     for number in range(FILES):
         paths.append(str(folder / f"{number:05d}.parquet"))
@@ -127,7 +127,7 @@ def timed(tokenise: Callable[[], int]) -> Measured:
 
 
 def ours(paths: list[str], tokenizer: str, folder: Path, workers: int) -> int:
-    """Tokenise with `prepare`; returns the number of tokens without EOS."""
+    """Tokenise with `prepare`, and return the number of tokens without EOS."""
     data = config.Files(format="parquet", paths=tuple(paths))
     shards = prepare(data, config.Pretrained(name=tokenizer), folder, lambda line: None, workers)
     verify(shards)
@@ -135,10 +135,10 @@ def ours(paths: list[str], tokenizer: str, folder: Path, workers: int) -> int:
 
 
 def plain_map(dataset: Any, tokenizer: Tokenizer, folder: Path, workers: int, batch_size: int) -> int:
-    """Tokenise with `datasets.map`; returns the number of tokens without EOS."""
+    """Tokenise with `datasets.map`, and return the number of tokens without EOS."""
 
     def ids_of(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        backend = tokenizer.backend  # pickled by itself, it would parse special tokens in texts
+        backend = tokenizer.backend  # when pickled itself, it would parse special tokens in texts
         return {"ids": [encoding.ids for encoding in backend.encode_batch_fast(rows["text"], add_special_tokens=False)]}
 
     mapped = dataset.map(
@@ -156,7 +156,7 @@ def plain_map(dataset: Any, tokenizer: Tokenizer, folder: Path, workers: int, ba
 def measure_tokenising(folder: Path, texts: list[str], name: str | None, workers: int, rounds: int) -> list[dict]:
     import datasets
 
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # within a process: there is one process per core
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # no threads within a process, because there is one process per core
     datasets.disable_progress_bars()
     tokenizer = load_pretrained(config.Pretrained(name=name)) if name else None
     tokenizer = tokenizer or train_bpe(config.TrainedBPE(vocab_size=VOCAB_SIZE, train_bytes=20_000_000), iter(texts))
@@ -199,7 +199,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=Path("figures/data.json"))
     asked = parser.parse_args(words)
-    from benchmarks.report import measured, show  # here, because it imports torch too
+    from benchmarks.report import measured, show  # loads torch too
 
     with tempfile.TemporaryDirectory() as folder:
         batches = measure_batches(Path(folder), asked.tokens, asked.steps, asked.batch_size, asked.sequence_length)

@@ -1,4 +1,4 @@
-"""The databases of an MLflow server: an SQLite file, or a PostgreSQL on this machine that can be killed."""
+"""Provide the databases of an MLflow server: an SQLite file, or a PostgreSQL on this machine that can be killed."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from typing import Protocol, Self
 from mxstudy.tracking.mlflow_store import create_store
 
 WRITE_VERSION = (
-    18  # a byte of SQLite's header: above 2, the file may be read and not written ("Database Header", 1.3.3)
+    18  # a byte of SQLite's header: above 2, the file may be read but not written ("Database Header", 1.3.3)
 )
-DEBIAN = Path("/usr/lib/postgresql")  # a folder for each version, not on the PATH
-USER = "postgres"  # of Debian's package; PostgreSQL does not run as root
+DEBIAN = Path("/usr/lib/postgresql")  # has a folder for each version, none of them on the PATH
+USER = "postgres"  # the user of Debian's package, because PostgreSQL does not run as root
 
 
 class Databases(Protocol):
-    """Makes databases with MLflow's empty tables; all of them are there while the block lasts."""
+    """A maker of databases with MLflow's empty tables, which exist while the `with` block lasts."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: object) -> None: ...
     def new(self, name: str) -> str:
-        """Make a database of that name and return its URI."""
+        """Make a database of that name, and return its URI."""
 
     def kill(self) -> None:
-        """End what serves the databases with SIGKILL, if anything does."""
+        """Kill the process that serves the databases with SIGKILL, if there is one."""
 
     def start(self) -> None:
-        """Start it again."""
+        """Start that process again."""
 
 
 class SQLite:
@@ -45,20 +45,20 @@ class SQLite:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing: nothing runs."""
+        """Do nothing, because an SQLite file has no process."""
 
     def new(self, name: str) -> str:
         return f"sqlite:///{shutil.copy(self.empty, self.folder / f'{name}.db')}"
 
     def kill(self) -> None:
-        """Do nothing: nothing runs."""
+        """Do nothing, because an SQLite file has no process."""
 
     def start(self) -> None:
-        """Do nothing: nothing is to run."""
+        """Do nothing, because an SQLite file has no process."""
 
 
 class PostgreSQL:
-    """A PostgreSQL on a free port of 127.0.0.1; its data are in a temporary folder that its user can reach."""
+    """A PostgreSQL on a free port of 127.0.0.1, with its data in a temporary folder that its user can reach."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.data = folder, Path()
@@ -90,7 +90,7 @@ class PostgreSQL:
         return self.uri(name)
 
     def start(self) -> None:
-        """Start it and wait until it answers; raises CalledProcessError after 60 s."""
+        """Start it and wait until it answers. Raises CalledProcessError after 60 s."""
         options = ["-h", "127.0.0.1", "-p", str(self.port), "-k", str(self.data)]
         with (self.folder / "postgresql.log").open("a") as log:
             command = [program("postgres"), "-D", str(self.data), *options]
@@ -121,7 +121,7 @@ class PostgreSQL:
 
 
 def program(name: str) -> str:
-    """Return the path of a program of PostgreSQL's newest version here. Raises FileNotFoundError."""
+    """Return the path of a program of the newest PostgreSQL here. Raises FileNotFoundError."""
     found = sorted(DEBIAN.glob(f"*/bin/{name}"), key=lambda path: float(path.parts[-3]))
     path = str(found[-1]) if found else shutil.which(name)
     if path is None:
@@ -136,7 +136,7 @@ def made(uri: str) -> None:
 
 
 def make_writable(database: Path, writable: bool) -> None:
-    """Make an SQLite file writable or read-only; processes notice when they open it next.
+    """Make an SQLite file writable or read-only. Processes notice it when they next open the file.
 
     This sets SQLite's header, because root can write to a file whatever its mode.
     """

@@ -1,4 +1,4 @@
-"""Decode codes and scales to bf16, as a GPU without MX GEMMs must before it multiplies; opaque to the compiler."""
+"""Decode codes and scales to bf16, as a GPU without MX GEMMs must before it multiplies, hidden from the compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Triton kernel of `benchmarks.decode`; only GPU builds of torch include Triton."""
+"""Provide the Triton kernel of `benchmarks.decode`. Only GPU builds of torch include Triton."""
 
 import triton
 import triton.language as tl
@@ -27,7 +27,7 @@ def decode_kernel(
     else:
         byte = tl.load(codes_ptr + at // 2, mask=at < size, other=0).to(tl.int32)
         code = tl.where(at % 2 == 0, byte, byte >> 4) & 0xF
-        half = code & 7  # in halves, magnitudes are 0, 1, 2, 3, then in steps of 2 and of 4
+        half = code & 7  # in halves: magnitudes are 0, 1, 2, 3, then go in steps of 2 and of 4
         magnitude = tl.where(half < 4, half, tl.where(half < 6, 2 * half - 4, 4 * half - 16)).to(tl.float32) * 0.5
         value = tl.where(code >= 8, -magnitude, magnitude)
     tl.store(decoded_ptr + at, (value * factor).to(tl.bfloat16), mask=at < size)

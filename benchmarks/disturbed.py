@@ -1,7 +1,7 @@
 """Run `python -m mxstudy ARGUMENTS` in a process of its own, and disturb it once, at a chosen moment.
 
-A moment is a share of what the same command does undisturbed: of its writes to files, so that it is met again whatever
-the speed of the machine, or of its seconds, which also meets what no Python code sees.
+A moment is a share of what the same command does undisturbed: a share of its writes to files, which is the same moment
+whatever the speed of the machine, or a share of its seconds, which also meets what no Python code sees.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from mxstudy.studies import MODULES
 
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 FULL_DISK = "full disk"
-FILLER = "filler"  # the file that takes what room a disk has
-PATIENCE_S = 150.0  # a command that takes longer hangs: at its end a run waits for a server for a minute
+FILLER = "filler"  # the file that fills the disk
+PATIENCE_S = 150.0  # a longer command hangs: at its end a run waits up to a minute for a server
 PRELOAD = ["mlflow", "mxstudy.cli", "mxstudy.launch.start", "torch._inductor", "benchmarks.disturbed"]
 PRELOAD += [*MODULES.values(), "mxstudy.studies.pretrain.run", "mxstudy.students.train"]
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """`what`: a signal or FULL_DISK, after the share `at` of the undisturbed command's writes or seconds.
+    """A disturbance: a signal or FULL_DISK, after the share `at` of the undisturbed command's writes or seconds.
 
-    Of several processes, the one at the share `who` of them, by age, gets a signal that comes after some seconds.
+    A signal after a share of the seconds goes to one process: the one at the share `who` of the processes, by age.
     """
 
     what: str
@@ -47,9 +47,9 @@ class Disturbance:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: its exit code (None: it hung and was killed), what it said, and what it took.
+    """How a command ended: its exit code (None if it hung and was killed), its output, and what it took.
 
-    `disturbed`: whether it was still running when it was to be disturbed. `writes` is 0 if it was killed.
+    `disturbed` says whether it was still running when it was to be disturbed. `writes` is 0 if it was killed.
     """
 
     code: int | None
@@ -65,11 +65,11 @@ def run(
     disturbance: Disturbance | None = None,
     undisturbed: Ended | None = None,
 ) -> Ended:
-    """Run the command in `folder`, disturbed at a moment of what it does `undisturbed`."""
+    """Run the command in `folder`, disturbed at a moment that is a share of `undisturbed`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     output, counted, met = (folder.with_name(f"{folder.name}.{name}") for name in ("output", "writes", "disturbed"))
-    for notes in (output, counted, met):  # beside the folder, whose disk may be full
+    for notes in (output, counted, met):  # beside the folder, because its disk may be full
         notes.unlink(missing_ok=True)
     at_write = 0
     if disturbance and undisturbed and disturbance.of == "writes":
@@ -98,7 +98,7 @@ def run(
 def in_the_child(
     folder: Path, arguments: tuple[str, ...], output: Path, counted: Path, met: Path, what: str, at_write: int
 ) -> None:
-    """Run the command line; at its write number `at_write`, if not 0, do `what`, which makes the file `met`.
+    """Run the command line. At its write number `at_write`, if not 0, do `what`, which makes the file `met`.
 
     Then write the number of writes to `counted`.
     """
@@ -108,7 +108,7 @@ def in_the_child(
 
     def do(number: int) -> None:
         if number == at_write:
-            os.close(os.open(met, os.O_CREAT))  # which is no write that is counted
+            os.close(os.open(met, os.O_CREAT))  # os.open is not counted as a write
             disturb(folder, what, os.getpid())
 
     writes = count_writes(do)
@@ -119,8 +119,8 @@ def in_the_child(
 
 
 def become_command(folder: Path, arguments: Sequence[str], output: Path) -> None:
-    """Make this process, forked from a server, one that has been started by a command line in `folder`."""
-    gc.freeze()  # a collector that looks through what was imported copies its pages
+    """Turn this process, forked from a server, into one that a command line has started in `folder`."""
+    gc.freeze()  # a collector that looks through imported modules copies their pages
     with output.open("w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
@@ -131,7 +131,7 @@ def become_command(folder: Path, arguments: Sequence[str], output: Path) -> None
 
 
 def audit_os_write() -> Callable[[int, bytes], int]:
-    """Give os.write the audit event that Python has for other writes; return the function without it."""
+    """Give os.write the audit event that Python has for other writes, and return the original function."""
     write = os.write
 
     def audited(file: int, data: bytes) -> int:
@@ -143,9 +143,9 @@ def audit_os_write() -> Callable[[int, bytes], int]:
 
 
 def count_writes(do: Callable[[int], None]) -> list[int]:
-    """Call `do` with the number of each write before it happens, from now on; return a list with the last number.
+    """Call `do` with the number of each write from now on, before it happens. Return a list with the last number.
 
-    A write is a file that is opened to be written, renamed or deleted, a new folder, and os.write.
+    A write is a file that is opened to be written, renamed or deleted, a new folder, or an os.write.
     """
     count = [0]
 
@@ -168,7 +168,7 @@ def disturb(folder: Path, what: str, process: int) -> None:
 
 
 def fill(folder: Path) -> None:
-    """Take all room of the folder's disk, with no write that is counted."""
+    """Fill the folder's disk, without a write that is counted."""
     descriptor = os.open(folder / FILLER, os.O_WRONLY | os.O_CREAT)
     with suppress(OSError):
         while True:
@@ -180,7 +180,7 @@ def fill(folder: Path) -> None:
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:
-    """Return the processes that work in this folder, the oldest first."""
+    """Return the processes that work in this folder, oldest first."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

@@ -1,9 +1,10 @@
-"""Zero-shot scoring: requests per second of our scorer, of lm-eval's HFLM on the exported model, and of forwards alone.
+"""Measure requests per second of zero-shot scoring: our scorer, lm-eval's HFLM on the exported model, forwards alone.
 
-All of them answer the same questions through lm-eval, HFLM at several batch sizes, each once; the fastest of these, and
-all others, then take turns for some rounds. Only RMSNorm is exported exactly, so the checkpoint must have RMSNorm. HFLM
-runs in bf16, our scorer as trained and in bf16. The floor is the forward passes of our batches alone: no tokenizer, no
-lm-eval, no output head. over_hflm is the quotient of the median rates; its least and most are those within a round.
+All of them answer the same questions through lm-eval. HFLM tries each of several batch sizes once. Then the fastest of
+these and all others take turns for some rounds. Only RMSNorm is exported exactly, so the checkpoint must have RMSNorm.
+HFLM runs in bf16, our scorer as trained and in bf16. The floor is the forward passes of our batches alone: no
+tokenizer, no lm-eval, no output head. over_hflm is the quotient of the median rates, and its least and most are the
+quotients within a round.
 
 python -m benchmarks.evaluation --checkpoint RUN [--data-dir DIR] [--limit 200] [--batch-sizes 64 256] [--json PATH]
 """
@@ -41,7 +42,7 @@ BF16 = read(config.Precision, {"schedule": [{"plan": {"layers.*": "bf16"}}]})
 
 
 def answer(lm: LM, asked: Asked) -> dict[str, Any]:
-    """Answer all questions in cloze form; returns requests, seconds, rate and the share of right answers."""
+    """Answer all questions in cloze form, and return requests, seconds, rate and the share of right answers."""
     began_s = time.perf_counter()
     samples = [samples_of(lm, task, "cf", groups) for task, groups in asked.items()]
     seconds = time.perf_counter() - began_s
@@ -88,7 +89,7 @@ class Timed(torch.nn.Module):
 def contenders(
     path: Path, trained: Trained, device: torch.device, settings: config.Evaluation, batch_sizes: Sequence[int]
 ) -> Iterator[tuple[str, Answering]]:
-    """Yield the name and the answering function of each contender; each is built when its turn comes."""
+    """Yield the name and the answering function of each contender, which is built when its turn comes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "exported"
         decoder = checkpoints.load(path, trained, torch.device("cpu"))
@@ -115,7 +116,7 @@ def forwards(
 
 
 def measure(path: Path, settings: config.Evaluation, batch_sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """Return a row per contender; of HFLM's batch sizes, all but the fastest have one round."""
+    """Return a row per contender. HFLM runs one round at every batch size, and all rounds at the fastest."""
     device = resolve_device("auto")
     configure_torch()
     trained = checkpoints.describe(path)
@@ -125,7 +126,7 @@ def measure(path: Path, settings: config.Evaluation, batch_sizes: Sequence[int],
     asked = {name: questions.build_questions(name, "cf", settings) for name in questions.at_hand(settings)}
     warm_up = {name: {group: own[:4] for group, own in groups.items()} for name, groups in asked.items()}
     found: dict[str, Answering] = {}
-    trials: list[dict[str, Any]] = []  # of HFLM's batch sizes
+    trials: list[dict[str, Any]] = []  # one for each of HFLM's batch sizes
     for name, answers in contenders(path, trained, device, settings, batch_sizes):
         if not name.startswith("HFLM"):
             answers(warm_up)

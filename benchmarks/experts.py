@@ -1,11 +1,11 @@
-"""The step of a mixture of experts beside that of a dense model with as many active parameters, and of a plain loop.
+"""Compare the step of a mixture of experts with that of a plain loop and that of a dense model of its active size.
 
 experts: all experts in one grouped GEMM, torch._grouped_mm in bf16, compiled block by block. loop: one expert after the
-other, for which the host waits, so eagerly. dense: the same depth, width and tokens a step; its MLP is as large as the
-experts that a token goes to, with the shared ones, so that its active parameters are the mixture's but for the router.
-The tokens are random, and so is the router: loads are near balance, as training keeps them.
+other, in eager mode, because the host waits for each. dense: the same depth, width and tokens a step, with an MLP as
+large as the experts that a token is sent to, shared ones included, so that its active parameters are those of the
+mixture without the router. The tokens are random, and so is the router: loads are near balance, as training keeps them.
 
-mfu_over_dense: the arm's MFU over that of the dense model in the same precision, in the same run.
+mfu_over_dense is the arm's MFU divided by that of the dense model in the same precision and the same run.
 
 python -m benchmarks.experts [--model moe_200m] [--batch 16] [--json PATH]
 """
@@ -36,7 +36,7 @@ MIXTURES = sorted(path.stem for path in MODELS.glob("*moe_*.yaml"))
 
 
 class Contender(NamedTuple):
-    """An arm; `is_dense`: of the dense model. `partner`: the dense arm of its precision."""
+    """An arm: `is_dense` says whether its model is dense, and `partner` is the dense arm of its precision."""
 
     arm: Arm
     partner: str
@@ -75,7 +75,7 @@ def build(case: Case, contender: Contender) -> TrainingRun:
 
 
 def rows_of(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]]:
-    """Return a row per arm, with parameters and the share of the dense model's MFU."""
+    """Return a row per arm, with its parameters and its MFU as a share of the dense model's."""
     rows = {row["arm"]: row for row in measure(runs, least_s)}
     for name, row in rows.items():
         model, dense = runs[name].model, rows[CONTENDERS[name].partner]
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     case = Case(model_of(chosen.model), chosen.batch, chosen.sequence, not chosen.eager, chosen.device)
     configure_torch(case.compile)
     torch._dynamo.config.recompile_limit = 8 * len(CONTENDERS)  # all arms share the same code objects
-    torch._dynamo.config.automatic_dynamic_shapes = False  # else sizes that differ between arms become dynamic
+    torch._dynamo.config.automatic_dynamic_shapes = False  # otherwise sizes that differ between arms become dynamic
     rows = rows_of({name: build(case, contender) for name, contender in CONTENDERS.items()}, chosen.seconds)
     show([shown(row) for row in rows])
     sizes = {"model": chosen.model, "batch": chosen.batch, "sequence": chosen.sequence, "compile": not chosen.eager}

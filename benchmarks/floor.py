@@ -1,4 +1,4 @@
-"""The floor of a norm and cast: the fastest of several kernels that only move as many bytes.
+"""Measure the floor of a norm and cast: the fastest of several kernels that only move as many bytes.
 
 Each kernel reads N bf16 numbers and writes a code of 8 or 4 bits per number and a byte per block.
 """
@@ -18,14 +18,14 @@ TILES = [(words, warps) for words in (1024, 2048, 4096, 8192) for warps in (4, 8
 
 
 def moved_bytes(x: Tensor, fmt: str, block_size: int) -> int:
-    """Return the bytes moved by a one-pass norm and cast of bf16 x [rows, columns], each row's float32 RMS included."""
+    """Return the bytes that a one-pass norm and cast of bf16 x [rows, columns] moves, with each row's float32 RMS."""
     return x.numel() * 2 + x.numel() * FORMATS[fmt].bits // 8 + x.numel() // block_size + 4 * len(x)
 
 
 def copies(x: Tensor, fmt: str, block_size: int) -> dict[str, Callable[[Tensor], object]]:
-    """Return {name: function of a tensor in x's shape that copies as many bytes as the cast moves}.
+    """Return {name: function of a tensor in x's shape that moves as many bytes in total as the cast}.
 
-    The first reads as many bytes as it writes; the others, on a GPU only, read and write as many each as the cast does.
+    The first reads as many bytes as it writes. The others, on a GPU only, read and write as many each as the cast does.
     """
     half = moved_bytes(x, fmt, block_size) // 2
     calls: dict[str, Callable[[Tensor], object]] = {EVEN: lambda x: x.view(torch.uint8).flatten()[:half].clone()}
@@ -35,7 +35,7 @@ def copies(x: Tensor, fmt: str, block_size: int) -> dict[str, Callable[[Tensor],
 
 
 def triton_copy(fmt: str, block_size: int, tile: int, warps: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return codes and scales of the cast's sizes, written by the copy kernel; `tile`: pairs of numbers per program."""
+    """Return codes and scales of the cast's sizes from the copy kernel, at `tile` pairs of numbers per program."""
     from benchmarks.floor_kernel import copy_kernel
 
     pairs = x.view(torch.int32).flatten()

@@ -1,7 +1,7 @@
 """Read a GPU's clock, power and temperature while it is timed, from nvidia-smi, which every driver brings.
 
-A GPU at its power limit lowers its clock, and how far depends on the numbers that it multiplies: two times can be
-compared only beside the clocks that they were taken at.
+A GPU at its power limit lowers its clock, by an amount that depends on the numbers that it multiplies. So two times can
+be compared only beside the clocks at which they were taken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 EVERY_MS = 50
-# What is read, under the names of our columns: the clock and the power of this moment, not of the last second.
+# nvidia-smi's fields under the names of our columns: clock and power are those of this moment, not of the last second.
 FIELDS = {"sm_mhz": "clocks.sm", "power_w": "power.draw.instant", "temperature_c": "temperature.gpu"}
 EXTREMES: dict[str, Callable[[np.ndarray], float]] = {"min": np.min, "median": np.median, "max": np.max}
 
@@ -29,14 +29,14 @@ class Span(NamedTuple):
 
 
 class GpuLog:
-    """Readings of one GPU for the length of a `with` block; of a CPU there are none.
+    """The readings of one GPU during a `with` block. A CPU has none.
 
     Raises RuntimeError with nvidia-smi's own words if it gives no readings.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.readings: list[tuple[float, list[float]]] = []  # time, and a number per field
+        self.readings: list[tuple[float, list[float]]] = []  # [(time, a number per field)]
         self.process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> GpuLog:
@@ -45,7 +45,7 @@ class GpuLog:
             fields = f"--query-gpu={','.join(FIELDS.values())}"
             words = ["nvidia-smi", "-i", gpu, fields, "--format=csv,noheader,nounits", f"--loop-ms={EVERY_MS}"]
             self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            if not self.keep(line := self.line()):  # found before anything is timed
+            if not self.keep(line := self.line()):  # so that a failure is found before anything is timed
                 raise RuntimeError(f"nvidia-smi gives no {', '.join(FIELDS.values())}: {line.strip()}")
             self.thread = threading.Thread(target=self.read, daemon=True)
             self.thread.start()
@@ -67,7 +67,7 @@ class GpuLog:
         return self.process.stdout.readline()
 
     def keep(self, line: str) -> bool:
-        """Keep a line with a number per field; returns whether it is one."""
+        """Keep a line that has a number per field, and return whether it is one."""
         try:
             values = [float(cell) for cell in line.split(",")]
         except ValueError:
@@ -76,7 +76,7 @@ class GpuLog:
         return len(values) == len(FIELDS)
 
     def over(self, spans: Sequence[Span]) -> dict[str, Any]:
-        """Return least, median and largest reading of each field within the spans; None where there is none."""
+        """Return least, median and largest reading of each field within the spans, or None where there is none."""
         times = np.array([at_s for at_s, _ in self.readings])
         inside = np.zeros(len(times), bool)
         for span in spans:
@@ -90,7 +90,7 @@ class GpuLog:
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row as a terminal shows it: one cell for the three readings of a field, 'least / median / largest'."""
+    """Return the row as a terminal shows it, with one cell, 'least / median / largest', for the readings of a field."""
     cells = {name: [row[f"{name}_{which}"] for which in EXTREMES] for name in FIELDS}
     hidden = {f"{name}_{which}" for name in FIELDS for which in EXTREMES}
     joined = {

@@ -1,17 +1,17 @@
-"""The head and its loss, forward and backward, in bf16: whole logits, chunks, peers from libraries, and the floor.
+"""Measure the head and its loss, forward and backward, in bf16: whole logits, chunks, libraries' peers, and the floor.
 
-    whole, compiled    mx_linear, then cross-entropy under torch.compile: what training did before it had chunks
+    whole, compiled    mx_linear, then cross-entropy under torch.compile
     whole, eager       the same as torch runs it; at the usual sizes it needs 70 GiB
     chunks of 2^N      `mxstudy.blocks.linear_cross_entropy` with at most so many logits at once
     liger              Liger's fused linear cross-entropy with dW summed in FP32, with its usual chunks, and with chunks
                        of eight times as many tokens
     torch              torch's F.linear_cross_entropy, where torch has one
 
-The floor is the time of the three GEMMs alone, over chunks as ours, and of one read and one write of all logits at a
+The floor is the time of the three GEMMs alone, in our chunks, plus that of one read and one write of all logits at a
 copy's bandwidth. All arms take turns. Peak memory is what a call needs beside its inputs. Losses and gradients are
-compared with those of whole logits in eager mode. A second table has the kernel of cross-entropies alone, on one chunk:
-`of_copy` is the share of a copy's bandwidth that one read, and with a gradient one write, of the chunk reach. sm_mhz,
-power_w and temperature_c: least, median and largest reading within the arm's calls.
+compared with those of whole logits in eager mode. A second table measures the kernel of cross-entropies alone, on one
+chunk: `of_copy` is its share of a copy's bandwidth, for one read of the chunk and, with a gradient, one write. sm_mhz,
+power_w and temperature_c are the least, median and largest reading within the arm's calls.
 
 python -m benchmarks.head_loss [--tokens 32768] [--hidden 2048] [--vocabulary 128256 32000] [--json PATH]
 """
@@ -86,7 +86,7 @@ def chunked(inputs: Inputs, most: int) -> Tensor:
 
 
 def liger(inputs: Inputs, times: int) -> Tensor:
-    """Return Liger's mean; `times`: its chunks have so many times their usual tokens."""
+    """Return Liger's mean loss, with chunks of `times` as many tokens as usual."""
     from liger_kernel.transformers.functional import (  # type: ignore[import-not-found]
         liger_fused_linear_cross_entropy as loss_of,
     )
@@ -99,7 +99,7 @@ def of_torch(inputs: Inputs) -> Tensor:
 
 
 def arms_of(device: torch.device, compiled: bool) -> dict[str, Loss]:
-    """Return {arm: its loss}, whole logits in eager mode first; prints which peers are not there."""
+    """Return {arm: its loss}, whole logits in eager mode first, and print which peers are missing."""
     arms: dict[str, Loss] = {"whole, eager": partial(whole, loss_of=token_loss)}
     if compiled:
         arms["whole, compiled"] = partial(whole, loss_of=torch.compile(token_loss, dynamic=False))
@@ -121,14 +121,14 @@ def arms_of(device: torch.device, compiled: bool) -> dict[str, Loss]:
 
 
 def step(inputs: Inputs, loss_of: Loss) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss and its gradients with respect to x and the weight, as a training step asks for them."""
+    """Return the loss and its gradients with respect to x and the weight, as a training step needs them."""
     loss = loss_of(inputs)
     dx_TI, dweight_VI = torch.autograd.grad(loss, (inputs.x_TI, inputs.weight_VI), ours.one(loss.device))
     return loss.detach(), dx_TI, dweight_VI
 
 
 class Timed(NamedTuple):
-    """A call, from idle GPU to idle GPU, and the GiB that it needs beside what is there, 0 on CPU."""
+    """A call: its seconds, from idle GPU to idle GPU, and the GiB that it allocates at its peak (0 on CPU)."""
 
     span: Span
     peak_gib: float
@@ -152,7 +152,7 @@ def timed(call: Callable[[], object], device: torch.device) -> Timed:
 
 
 def floor_gemms(inputs: Inputs, gradient_VI: Tensor) -> None:
-    """Do the three GEMMs of a chunked head and nothing else; the logits stand for their gradient."""
+    """Do the three GEMMs of a chunked head and nothing else. The logits stand for their gradient."""
     size = ours.tokens_at_once(PLAIN, len(inputs.x_TI), len(inputs.weight_VI))
     with torch.no_grad():
         for x in inputs.x_TI.split(size):
@@ -165,7 +165,7 @@ def floor_gemms(inputs: Inputs, gradient_VI: Tensor) -> None:
 
 
 def measure(inputs: Inputs, arms: dict[str, Loss], copied_per_s: float, least_s: float) -> list[dict[str, Any]]:
-    """Return a row per arm, from rounds in which all take turns."""
+    """Return a row per arm, from rounds in which all arms take turns."""
     device = inputs.x_TI.device
     gradient_VI = torch.zeros(inputs.weight_VI.shape, device=device)
     calls: dict[str, Callable[[], object]] = {name: partial(step, inputs, loss_of) for name, loss_of in arms.items()}
@@ -206,7 +206,7 @@ def measure(inputs: Inputs, arms: dict[str, Loss], copied_per_s: float, least_s:
 
 
 def errors_of(inputs: Inputs, arms: dict[str, Loss]) -> dict[str, dict[str, float]]:
-    """Return each arm's relative differences to the first one, of the loss and of both gradients; also a warm-up."""
+    """Warm up, and return each arm's relative differences to the first one, of the loss and of both gradients."""
     wanted = step(inputs, next(iter(arms.values())))
     names = ("loss_error", "dx_error", "dw_error")
     return {
@@ -216,12 +216,12 @@ def errors_of(inputs: Inputs, arms: dict[str, Loss]) -> dict[str, dict[str, floa
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
-    """Return the norm of the difference over the norm."""
+    """Return the norm of the difference divided by the norm of `wanted`."""
     return ((found.float() - wanted.float()).norm() / wanted.float().norm()).item()
 
 
 def kernel_rows(vocabulary: int, device: torch.device, copied_per_s: float) -> list[dict[str, Any]]:
-    """Return a row per tile of the kernel of cross-entropies, alone on one chunk of logits of the usual size."""
+    """Return a row per tile for the kernel of cross-entropies alone, on one chunk of logits of the usual size."""
     tokens = ours.tokens_at_once(PLAIN, 2**20, vocabulary)
     logits_TV = torch.randn(tokens, vocabulary, device=device, dtype=torch.bfloat16)
     targets_T = torch.randint(0, vocabulary, (tokens,), device=device)

@@ -1,4 +1,4 @@
-"""Blocks as a user of torch has them: compiled with Inductor's own settings, or recomputing what is between GEMMs.
+"""Compile blocks as a user of torch does: with Inductor's own settings, or recomputing all but GEMMs and attention.
 
 Inductor's own settings drop roundings: between operations that it fuses, a bf16 number stays in FP32.
 """
@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 aten = torch.ops.aten
-# What is kept for the backward where the rest is recomputed: the results of GEMMs and of the attention.
+# The results of GEMMs and of the attention, which are kept for the backward where the rest is recomputed.
 PRODUCTS = {
     aten.mm.default,
     aten._scaled_dot_product_flash_attention.default,
@@ -26,7 +26,10 @@ PRODUCTS = {
 
 
 class OwnSettings:
-    """Inductor's own settings. Raises RuntimeError if `configure_torch` has changed them already, which is for good."""
+    """Inductor's own settings.
+
+    Raises RuntimeError if `configure_torch` has changed them, because that cannot be undone.
+    """
 
     def __init__(self) -> None:
         import torch._inductor.config as inductor
@@ -51,7 +54,7 @@ class OwnSettings:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Compile with these settings what is compiled within the `with` block, and then with those from before."""
+        """Compile with these settings within the `with` block, and restore the settings from before."""
         import torch.compiler.config as compiler
         from torch._inductor.codegen.cpp import CppKernel
 
@@ -69,7 +72,7 @@ class OwnSettings:
 
 
 def recompute_between_products(block: nn.Module) -> None:
-    """Keep for the backward only what GEMMs and the attention give; call it before the block is compiled."""
+    """Keep for the backward only the results of GEMMs and attention. Call it before the block is compiled."""
     forward, contexts = block.forward, partial(create_selective_checkpoint_contexts, keep_products)
     block.forward = lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
 

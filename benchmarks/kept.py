@@ -17,14 +17,17 @@ SAME = ("commit", "torch", "gpu")  # fields of the provenance that all rows of a
 
 @functools.cache
 def code() -> str:
-    """Return the sha256 of all source files of mxstudy and benchmarks: a commit does not show uncommitted changes."""
+    """Return the sha256 of all source files of mxstudy and benchmarks.
+
+    A commit would not show uncommitted changes.
+    """
     root = Path(__file__).parents[1]
     files = sorted(file for package in ("benchmarks", "mxstudy") for file in (root / package).rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 class Kept:
-    """Rows kept as lines of a file beside the JSON `out`; rows of other code or another GPU are ignored."""
+    """Keeps rows as lines of a file beside the JSON `out`. Rows of other code or another GPU are ignored."""
 
     def __init__(self, out: Path, device: torch.device) -> None:
         self.path = out.with_suffix(".jsonl")
@@ -32,7 +35,7 @@ class Kept:
         self.same = {key: provenance()[key] for key in SAME} | {"code": code(), "device": device.type}
         self.where = self.same["gpu"] if device.type == "cuda" else "CPU"
         lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        whole = [line for line in lines if line.endswith("\n")]  # the last may be cut off
+        whole = [line for line in lines if line.endswith("\n")]  # the last line may be cut off
         self.path.write_text("".join(whole))
         written = [json.loads(line) for line in whole]
         self.rows = [each["row"] for each in written if each["same"] == self.same]

@@ -1,6 +1,6 @@
-"""Tiles of `norm_codes`: microseconds and share of the floor for its usual tile and for all that it could use.
+"""Measure the tiles of `norm_codes`: microseconds and share of the floor for its usual tile and for all possible ones.
 
-A tile is rows per program x width of the chunks of a row x warps. Runs on a GPU only.
+A tile is rows per program x width of the chunks of a row x warps. This runs on a GPU only.
 
 python -m benchmarks.kernel_tiles [--hidden 1024 4096 16384] [--tokens 16384] [--formats E4M3 E2M1] [--json PATH]
 """
@@ -25,7 +25,7 @@ ELEMENTS_OF_THREAD = range(32, 161)
 
 
 def tiles(columns: int, block_size: int) -> Iterator[RowTile]:
-    """Yield tiles with at most CHUNKS chunks and 32 to 160 elements per thread, of which a span is in one chunk."""
+    """Yield tiles with at most CHUNKS chunks, 32 to 160 elements per thread, and each span within one chunk."""
     padded = 1 << (columns - 1).bit_length()
     for chunk in (padded // CHUNKS, padded * 2 // CHUNKS, padded * 4 // CHUNKS, padded):
         for rows in (1, 2, 4, 8):

@@ -1,4 +1,4 @@
-"""Norm and MX cast of bf16 rows to codes and scales: MXNorm (p = 2) and RMSNorm, by torch.compile and by our kernel.
+"""Measure norm and MX cast of bf16 rows to codes and scales: MXNorm (p = 2) and RMSNorm, torch.compile and our kernel.
 
 The grid is that of the MXNorm paper, appendix H.1. Columns are in microseconds:
 
@@ -11,8 +11,8 @@ The grid is that of the MXNorm paper, appendix H.1. Columns are in microseconds:
                       Inductor's max-autotune; "eager" does not compile. dynamic, the default, compiles in minutes.
     torchao_compiled  torch's RMSNorm and torchao's cast, compiled in the same modes
 
-A finished case is written at once, beside the JSON, and not measured again with the same code, GPU and --compile, so
-another call continues where --seconds cut off. Compilers run side by side before anything is measured.
+A finished case is written at once, beside the JSON, and not measured again with the same code, GPU and --compile. So
+another call continues where --seconds cut off the last one. Everything is compiled, in parallel, before it is measured.
 
 python -m benchmarks.kernels [--json runs/kernels.json] [--formats E4M3 E2M1] [--blocks 16 32 64] [--seconds 500]
                              [--compile dynamic static autotuned] [--hidden 1024 4096 16384] [--tokens 4096 65536]
@@ -43,8 +43,8 @@ from mxstudy.train.runtime import resolve_device
 TOKENS = tuple(2**e for e in range(12, 17))
 HIDDEN = tuple(sorted({k * 2**r for k in (1, 3, 5, 7) for r in range(15) if 2**10 <= k * 2**r <= 2**14}))
 LARGE = 2**25
-CHOICE_S = 0.05  # to choose the fastest of the copy kernels
-RATIOS = {  # the median of one column over that of another
+CHOICE_S = 0.05  # for choosing the fastest copy kernel
+RATIOS = {  # {name: (numerator, denominator)}, both the median of a column
     "mxnorm_of_floor": ("floor", "mxnorm_one_pass"),
     "mxnorm_of_alike": ("alike", "mxnorm_one_pass"),
     "rmsnorm_of_floor": ("floor", "rmsnorm_one_pass"),
@@ -66,7 +66,7 @@ class Group(NamedTuple):
 
 
 def measure_case(group: Group, x: torch.Tensor, peers: Mapping[str, Plain], budget_s: float) -> dict[str, Any]:
-    """Return a row of the table for x [tokens, hidden] bf16; `peers`: {"PEER MODE": function}."""
+    """Return a row of the table for x [tokens, hidden] bf16, with `peers` {"PEER MODE": function}."""
     fmt, block_size = group.format, group.block_size
     floors, moved = copies(x, fmt, block_size), moved_bytes(x, fmt, block_size)
     alike = fastest_of({name: call for name, call in floors.items() if name != EVEN} or floors, x, moved)
@@ -89,7 +89,10 @@ def fastest_of(calls: Calls, x: torch.Tensor, moved: int) -> str:
 
 
 def row(group: Group, x: torch.Tensor, us: dict[str, Microseconds]) -> dict[str, Any]:
-    """Return a row of the table; a call is named by its column, or 'COLUMN VARIANT', and the fastest variant counts."""
+    """Return a row of the table from the times `us` of its calls.
+
+    A call is named by its column, or 'COLUMN VARIANT'. The fastest variant counts.
+    """
     best: dict[str, str] = {}
     for call in us:
         column = call.split()[0]
@@ -115,7 +118,7 @@ def of_cast(row: dict[str, Any]) -> tuple[str, int]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return geometric means of the ratios by format and block size: over all cases, and over those from LARGE on."""
+    """Return geometric means of the ratios by format and block size, over all cases and over those from LARGE on."""
     means = []
     for cast in dict.fromkeys(map(of_cast, rows)):
         cases = [row for row in rows if of_cast(row) == cast]

@@ -1,8 +1,8 @@
-"""Launch time of a sweep, from the shell until all jobs are composed, checked, frozen and in Slurm's queue.
+"""Measure the launch time of a sweep, from the shell until all jobs are composed, checked, frozen and in Slurm's queue.
 
     python -m benchmarks.launch --json results/launch.json
 
-There are two sweeps of 500 jobs: one varies values (learning rate and seed), in the other each job has its own group
+There are two sweeps of 500 jobs. One varies values (learning rate and seed). In the other, each job has its own group
 choices (model, precision and schedule). With SLURM_CONF, jobs are submitted to that Slurm on hold and then cancelled.
 Without it, a stand-in for sbatch answers at once, and the queue's own time is not counted.
 """
@@ -36,12 +36,12 @@ STAND_INS = {"sbatch": "echo Submitted batch job 1", "squeue": "true", "srun": "
 
 
 def values(jobs: int) -> list[str]:
-    """Return the words of a sweep of so many jobs: five seeds of each learning rate."""
+    """Return the command-line words of a sweep of so many jobs: five seeds of each learning rate."""
     return [f"optimizer.lr={','.join(f'{n + 1}e-6' for n in range(jobs // 5))}", "seed=0,1,2,3,4"]
 
 
 def groups(jobs: int) -> list[str]:
-    """Return the words of a sweep of at least so many jobs over models, precisions and schedules."""
+    """Return the command-line words of a sweep of at least so many jobs over models, precisions and schedules."""
     shared = len(MODELS) * len(SCHEDULES)
     models, precisions = (MODELS, -(-jobs // shared)) if jobs >= shared else (MODELS[: -(-jobs // len(SCHEDULES))], 1)
     return [
@@ -55,7 +55,7 @@ SWEEPS = {"values": values, "groups": groups}
 
 
 def submit(words: Sequence[str], environment: dict[str, str]) -> tuple[int, float]:
-    """Submit a sweep and cancel it; returns the number of submitted jobs and the seconds it took."""
+    """Submit a sweep and cancel it. Return the number of submitted jobs and the seconds that submitting took."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "mxstudy", *EXPERIMENT, *words, *ON_SLURM]
         began_s = time.perf_counter()
@@ -68,7 +68,7 @@ def submit(words: Sequence[str], environment: dict[str, str]) -> tuple[int, floa
 
 
 def slurm_or_stand_in(folder: Path) -> dict[str, str]:
-    """Return the commands' environment; without SLURM_CONF it has stand-ins for Slurm's commands on the PATH."""
+    """Return the commands' environment. Without SLURM_CONF it has stand-ins for Slurm's commands on the PATH."""
     environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent), "HF_HUB_OFFLINE": "1"}
     if "SLURM_CONF" not in os.environ:
         for name, line in STAND_INS.items():

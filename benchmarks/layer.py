@@ -1,9 +1,9 @@
-"""A block of Llama 3 for inference: weights are quantised beforehand, gains folded in; activations are cast on the fly.
+"""Run a Llama 3 block for inference: weights are quantised beforehand with gains folded in, activations on the fly.
 
 Every linear reads codes and scales in the memory layout of hardware with MX GEMMs. A GPU without such GEMMs decodes
-them (`decode`, a separate operator, so that the compiler cannot fuse it with what comes before) and multiplies in bf16.
-This is emulation, and its decoding does not count as part of the layer. The sum with the residual stream is computed by
-the next norm, which reads it anyway.
+them and multiplies in bf16. This is emulation, and its decoding does not count as part of the layer. `decode` is a
+separate operator, so that the compiler cannot fuse it with what comes before. The next norm computes the sum with the
+residual stream, because it reads that stream anyway.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def bound(norm: str, columns: int, block_size: int) -> float:
 
 
 def tensor_scale_of(norm: str, columns: int, precision: Precision) -> float | None:
-    """Return NVFP4's tensor scale from the norm's bound, which needs no pass over x; None for other formats."""
+    """Return NVFP4's tensor scale from the norm's bound, which needs no pass over x, or None for other formats."""
     if precision.format != "NVFP4":
         return None
     return nvfp4_tensor_scale(torch.tensor(bound(norm, columns, precision.block_size))).item()
@@ -109,7 +109,7 @@ KERNELS = {"compiled": plain, "one_pass": one_pass}
 
 
 def cast_rows(x: Tensor, precision: Precision) -> Codes:
-    """Return x cast to codes, where no norm comes before; NVFP4 has a tensor scale per row."""
+    """Return x cast to codes where no norm comes before. NVFP4 has a tensor scale per row."""
     blocks = x.float().unflatten(-1, (-1, precision.block_size))
     absmax = blocks.abs().amax(-1)
     scale: Tensor | float = 1.0
@@ -119,7 +119,7 @@ def cast_rows(x: Tensor, precision: Precision) -> Codes:
 
 
 def linear(x: Codes, weight: Tensor, precision: Precision) -> Tensor:
-    """Return x weight^T in bf16; the GEMM is emulated."""
+    """Return x weight^T in bf16. The GEMM is emulated."""
     y = decode(x.codes, x.scales, precision.format) @ weight.t()
     return y if precision.format != "NVFP4" else (y.float() * x.tensor_scale).to(torch.bfloat16)
 
@@ -127,7 +127,10 @@ def linear(x: Codes, weight: Tensor, precision: Precision) -> Tensor:
 def layer(
     x: Tensor, branch: Tensor, weights: Weights, rope: Tensor, size: Size, precision: Precision, norm_cast: NormCast
 ) -> tuple[Tensor, Tensor]:
-    """Return the next layer's x and branch; this layer's are [batch, sequence, hidden] bf16, whose sum is its input."""
+    """Return x and branch of the next layer, bf16 [batch, sequence, hidden].
+
+    The sum of x and branch is a layer's input.
+    """
     batch, sequence, _ = x.shape
     x, operand = norm_cast(x.flatten(0, 1), branch.flatten(0, 1))
     qkv = linear(operand, weights.wqkv, precision).unflatten(0, (batch, sequence))

@@ -1,7 +1,8 @@
-"""Time of a whole layer with MXNorm and RMSNorm: Llama 3 8B cut to 8 layers, forward only (MXNorm paper, H.2).
+"""Time a whole layer with MXNorm and RMSNorm: Llama 3 8B cut to 8 layers, forward only (MXNorm paper, H.2).
 
 Kernel time of a layer comes from torch.profiler and excludes launches. A layer is measured from one attention kernel to
-the next; those that begin in the first two layers do not count. On CPU it is the time of a forward / number of layers.
+the next, and those that begin in the first two layers do not count. On CPU a layer's time is that of a forward divided
+by the number of layers.
 
     rmsnorm, mxnorm       the norm; its gain is folded into the weights, which are quantised beforehand
     compiled, one_pass    sum with the residual stream, norm and cast by torch.compile, or by `norm_codes`; the rest of
@@ -60,7 +61,7 @@ def random_weights(size: Size, precision: Precision, device: torch.device) -> li
 def forward_of(
     arm: Arm, size: Size, precision: Precision, weights: Sequence[Weights], mode: str, device: torch.device
 ) -> Forward:
-    """Return the forward of all layers for x and branch [batch, sequence, hidden]; the layer is compiled only once."""
+    """Return the forward of all layers for x and branch [batch, sequence, hidden]. The layer is compiled once."""
     norm, kernel = arm
     norm_cast: NormCast = KERNELS[kernel](norm, size.hidden, precision)
 
@@ -103,7 +104,7 @@ def profiled(forward: Forward, inputs: tuple[Tensor, Tensor], layers: int) -> li
 def by_layer(kernels: Sequence[tuple[str, float]], layers: int) -> list[dict[str, float]]:
     """Return {kind of kernel: microseconds} from each attention to the next, without the first LEFT_OUT layers.
 
-    `kernels`: names and microseconds, in the order in which they ran.
+    `kernels` are names and microseconds, in the order in which they ran.
     """
     kinds = [kind_of(name) for name, _ in kernels]
     ends = [i for i, kind in enumerate(kinds) if kind == "attention"]
@@ -122,7 +123,10 @@ def by_layer(kernels: Sequence[tuple[str, float]], layers: int) -> list[dict[str
 
 
 def kind_of(kernel: str) -> str:
-    """Return a kernel's kind; the compiler's own, triton_..., are 'rest': their names list everything around them."""
+    """Return a kernel's kind.
+
+    The compiler's own, triton_..., are 'rest', because their names list everything around them.
+    """
     if kernel.startswith("triton_"):
         return "rest"
     return next((kind for kind, words in KINDS.items() if re.search(words, kernel.lower())), "rest")
@@ -134,12 +138,12 @@ def kind_of(kernel: str) -> str:
 def measure_case(
     case: dict[str, Any], forwards: dict[Arm, Forward], size: Size, device: torch.device, profiles: int
 ) -> list[dict[str, Any]]:
-    """Return a row per arm; the arms take turns."""
+    """Return a row per arm. The arms take turns."""
     shape = (case["batch"], case["tokens"] // case["batch"], size.hidden)
     x, branch = (torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(2))
     layers: dict[Arm, list[dict[str, float]]] = {arm: [] for arm in forwards}
     for forward in forwards.values():
-        forward(x, branch)  # compile
+        forward(x, branch)  # compiles
     for _ in range(profiles):
         for arm, forward in forwards.items():
             layers[arm] += profiled(forward, (x, branch), size.layers)
@@ -160,7 +164,7 @@ def row(arm: Arm, layers: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return MXNorm's speedups, geometric means over the cases: over RMSNorm by the same kernels and compiled."""
+    """Return MXNorm's speedups over RMSNorm, by the same kernels and compiled, as geometric means over the cases."""
     means = []
     for precision, kernels in dict.fromkeys((row["precision"], row["kernels"]) for row in rows):
         chosen = [r for r in rows if (r["precision"], r["kernels"], r["norm"]) == (precision, kernels, "mxnorm")]

@@ -1,4 +1,4 @@
-"""A real `mlflow server` that can be killed and restarted, with plain HTTP requests to it."""
+"""Run a real `mlflow server` that can be killed and restarted, and send plain HTTP requests to it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from typing import Any, Self
 
 import psutil
 
-ENVIRONMENT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # else eight more processes, unused here
+ENVIRONMENT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # otherwise eight more processes start, unused here
 
 
 class Server:
-    """A server on a free port of 127.0.0.1 with the database of that URI; MLflow's own default is four workers."""
+    """A server on a free port of 127.0.0.1 with the database of that URI.
+
+    Without a number, it has MLflow's default of four workers.
+    """
 
     def __init__(self, folder: Path, database: str, workers: int = 1) -> None:
         self.folder, self.database, self.workers = folder, database, workers
         self.process: subprocess.Popen[bytes] | None = None
-        self.cpu_s = 0.0  # of the killed processes
+        self.cpu_s = 0.0  # CPU time of the processes that were killed
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -38,7 +41,7 @@ class Server:
         self.kill()
 
     def start(self) -> None:
-        """Start the server and wait for all workers; raises RuntimeError, with the server's log, after 90 s."""
+        """Start the server and wait for all workers. Raises RuntimeError, with the server's log, after 90 s."""
         options = ["--backend-store-uri", self.database, "--workers", str(self.workers)]
         options += ["--artifacts-destination", str(self.folder / "artifacts"), "--port", str(self.port)]
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", *options]

@@ -1,6 +1,6 @@
-"""Cost of casts by the general kernel, compared with a copy of the same tensor.
+"""Measure the cost of casts by the general kernel, compared with a copy of the same tensor.
 
-They are stochastic, in square blocks, after a Hadamard transform, or have FP32 scales (fp8_blockwise).
+These casts are stochastic, in square blocks, after a Hadamard transform, or have FP32 scales (fp8_blockwise).
 
 x is bf16 and the weight float32; the cast operand is bf16. over_copy is the median time of a cast over that of a copy
 of the same tensor to bf16. All cases take turns, and no input is in the L2 cache.
@@ -48,7 +48,7 @@ OF_WEIGHT = {
 
 
 def rows_of(name: str, x: Tensor, cases: dict[str, OperandCast], budget_s: float) -> list[dict[str, Any]]:
-    """Return a row per case; the copy and the kernel of plain casts come first."""
+    """Return a row per case. The copy and the kernel of plain casts come first."""
     draws = Draws(*(torch.tensor(words, device=x.device) for words in (stream_key(0, "bench"), (1, 0))))
     calls: dict[str, Callable[[Tensor], object]] = {"copy": lambda x: x.to(torch.bfloat16, copy=True)}
     for axis, axis_name in ((ROWS, "rows"), (COLUMNS, "columns")):

@@ -1,9 +1,9 @@
-"""The parts of a training step that are no GEMM: time, and share of the bandwidth of a copy in the same run.
+"""Time the parts of a training step that are no GEMM, with their share of a copy's bandwidth in the same run.
 
-swiglu backward, rotary forward and backward: a layer's, in bf16 and with both casts to E4M3, as our kernels compute
-them and as Inductor compiles the same operations with its own settings; with our kernels' other tiles on request. clip,
-adamw, embedding gradient: the whole model's, as the step computes them, beside what else torch has. bytes: what a part
-cannot help but read and write. of_copy: their rate over that of a copy. ms_of_step: of all layers.
+swiglu backward, rotary forward and backward: a layer's, in bf16 and with both casts to E4M3, by our kernels and by
+Inductor with its own settings for the same operations. --tiles adds our kernels' other tiles. clip, adamw, embedding
+gradient: the whole model's, as the step computes them, beside the alternatives that torch has. bytes: the least that a
+part must read and write. of_copy: their rate divided by that of a copy. ms_of_step: the time in all layers together.
 
 python -m benchmarks.parts [--model llama_1b] [--parts swiglu rotary] [--tiles] [--json PATH]
 """
@@ -51,7 +51,7 @@ SWIGLU = activation.Rounded("silu", True, True, True)
 
 
 class Part(NamedTuple):
-    """A part on its input x: the bytes that it cannot help but move, the calls that compute it, how often a step."""
+    """A part: its input x, the bytes that it must move, the calls that compute it, and how often a step needs it."""
 
     name: str
     x: Tensor
@@ -61,7 +61,7 @@ class Part(NamedTuple):
 
 
 def swiglu(model: config.Decoder, tokens: int, device: torch.device, tiles: bool) -> Iterator[Part]:
-    """Yield the backward of SwiGLU; x: dz [tokens, ffn], then h [tokens, 2 ffn]."""
+    """Yield the backward of SwiGLU. Its x is dz [tokens, ffn], then h [tokens, 2 ffn]."""
     size = model.ffn_size
     x = torch.randn(3 * tokens * size, device=device).to(BF16)
     for name, formats in CASTS.items():
@@ -89,7 +89,7 @@ def swiglu(model: config.Decoder, tokens: int, device: torch.device, tiles: bool
 
 
 def rotary(model: config.Decoder, tokens: int, device: torch.device, tiles: bool, length: int) -> Iterator[Part]:
-    """Yield the rotation of queries and keys, and its backward; x: qkv, or dq, dk and dv one after another."""
+    """Yield the rotation of queries and keys, and its backward. Their x is qkv, or dq, dk and dv one after another."""
     size = model.head_size
     counts = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
     turned, stride = size * sum(counts[:2]), size * sum(counts)
@@ -130,13 +130,13 @@ def rotary(model: config.Decoder, tokens: int, device: torch.device, tiles: bool
 
 
 def beside(composed: Callable[[Tensor], object], ours: Callable[..., object], tiles: bool, which: str) -> Calls:
-    """Return the calls of a part: by Inductor with its own settings, by our kernel, and by its other tiles."""
+    """Return the calls of a part: Inductor with its own settings, our kernel, and our kernel with other tiles."""
     calls: dict[str, Callable[[Tensor], object]] = {"inductor": torch.compile(composed, dynamic=False), "ours": ours}
     return calls | {f"ours, {' x '.join(map(str, tile))}": partial(ours, tile=tile) for tile in TILES[which] * tiles}
 
 
 def plainly_cast(x: Tensor, formats: Formats) -> tuple[Tensor, Tensor]:
-    """Return both operands of x by PyTorch's operations, or x alone, twice, if it is not cast."""
+    """Return both operands of x by PyTorch's operations, or x twice if it is not cast."""
     if formats[0] is None:
         return x, x
     return operand(x, formats[0], -1, BlockCast()), operand(x, formats[1], -2, BlockCast())
@@ -147,7 +147,7 @@ def stepped(optimizer: torch.optim.Optimizer, _: Tensor) -> None:
 
 
 def of_weights(model: config.Decoder, tokens: int, device: torch.device) -> Iterator[Part]:
-    """Yield clipping, AdamW and the embedding's gradient, in FP32 as the step has them."""
+    """Yield clipping, AdamW and the embedding's gradient, in FP32 as in the step."""
     with torch.device("meta"):
         decoder: nn.Module = Decoder(model, config.RMSNorm(), BlockCast(), BF16)
     decoder.to_empty(device=device)
@@ -161,7 +161,7 @@ def of_weights(model: config.Decoder, tokens: int, device: torch.device) -> Iter
         "torch's, ours": lambda _: clip_grad_norm_(weights, 1e9),
         "one after another": lambda _: clip_grad_norm_(weights, 1e9, foreach=False),
     }
-    yield Part("clip", x, 3 * 4 * size, clips, 1)  # it multiplies, by 1 where the norm is short enough
+    yield Part("clip", x, 3 * 4 * size, clips, 1)  # it multiplies even where the norm is short enough, by 1
     settings = config.AdamW(lr=1e-5)
     optimizers = {"fused, ours": build_optimizer(decoder, settings)}
     optimizers["foreach"] = torch.optim.AdamW(weights, lr=1e-5, betas=settings.betas, weight_decay=0.1, foreach=True)
@@ -181,7 +181,7 @@ def row_of(part: Part, by: str, us: float, copied_per_us: float) -> dict[str, An
 
 
 def rows_of_kernels(part: Part, budget_s: float) -> list[dict[str, Any]]:
-    """Return a row per call; the copy is that of x, in turns with the others."""
+    """Return a row per call. A copy of the part's bytes takes turns with the calls."""
     calls = {"copy": torch.clone, **part.calls}
     times = microseconds(calls, part.x, 2 * part.x.nbytes, budget_s * len(calls))
     copied_per_us = 2 * part.x.nbytes / times["copy"].median
@@ -189,7 +189,7 @@ def rows_of_kernels(part: Part, budget_s: float) -> list[dict[str, Any]]:
 
 
 def rows_of_weights(part: Part, copied: Tensor) -> list[dict[str, Any]]:
-    """Return a row per call of a part that takes milliseconds, some of which allow no CUDA graph."""
+    """Return a row per call of a part that takes milliseconds. Some of these calls allow no CUDA graph."""
     calls: dict[str, Callable[[], object]] = {"copy": copied.clone}
     calls |= {by: partial(call, part.x) for by, call in part.calls.items()}
 

@@ -1,8 +1,8 @@
-"""Norm and MX cast in plain PyTorch for torch.compile: the baseline of our kernels.
+"""Compute norm and MX cast in plain PyTorch for torch.compile: the baseline of our kernels.
 
-They compute the same as the package, with its rules for casts (rceil, half to even), but round x / rms less carefully.
-MXNorm takes the scales from the same block absmax as its RMS, so nothing is reduced twice. torchao's cast of torch's
-RMSNorm is what a user of both has; it rounds x / rms to bf16 first, unless the compiler drops that.
+These functions compute the same as the package, with its rules for casts (rceil, half to even), but round x / rms less
+carefully. MXNorm takes the scales from the same block absmax as its RMS, so nothing is reduced twice. torchao's cast of
+torch's RMSNorm is what a user of both has; it rounds x / rms to bf16 first, unless the compiler drops that.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def normalised(norm: str, x: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
 
 
 def mx_cast(blocks: Tensor, absmax: Tensor, fmt: str, tensor_scale: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return codes (4-bit ones two per byte) and scales of blocks with their absmax, float32 as from `normalised`.
+    """Return codes (4-bit ones two per byte) and scales, from float32 blocks and absmax as `normalised` returns them.
 
-    `tensor_scale`: for NVFP4 alone, a number or [rows, 1].
+    `tensor_scale` is for NVFP4 alone, a number or [rows, 1].
     """
     element = FORMATS[fmt]
     if element.scale == "E4M3":

@@ -1,4 +1,4 @@
-"""Cost of the probes: training steps on which a set of them is due, compared with steps without, in one run.
+"""Measure the cost of the probes: steps on which a set of them is due, compared with steps without, in one run.
 
 The sets take turns, so that a GPU that warms up or slows down affects all of them alike. Overhead is the extra time of
 a step, spread over the steps from one measurement to the next. Tokens are random, and the journal is written.
@@ -47,12 +47,12 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Due:
-    """A set of probes and how often it is due; `limit`: the largest allowed overhead, or None to only report it."""
+    """A set of probes, how often it is due, and the largest allowed overhead (None: it is only reported)."""
 
     names: tuple[str, ...]
     every_steps: int
     limit: float | None = None
-    spikes: bool = False  # with the spike watch and the ring of features, which look at every step
+    spikes: bool = False  # adds the spike watch and the ring of features, which look at every step
 
 
 ALL_BUT_GRADIENT_BIAS = tuple(name for name in PROBES if name != "gradient_bias")
@@ -65,7 +65,7 @@ SETS = {
 
 
 class RandomTokens:
-    """Batches that cost nothing to read."""
+    """Batches of random tokens, which cost nothing to read."""
 
     def __init__(self, model: config.Decoder, train: config.Train) -> None:
         self.tokens = torch.randint(model.vocab_size, (train.batch_size, train.sequence_length + 1))
@@ -120,7 +120,7 @@ def build(size: str, folder: Path) -> TrainingRun:
 
 
 def observe(run: TrainingRun, due: Due | None, folder: Path) -> None:
-    """From now on make the probes of `due` observe every step; with None, no probe does."""
+    """Observe every step from now on with the probes of `due`, or with none for None."""
     names = due.names if due else ()
     scheduled = {f.name: type(getattr(config.Probes(), f.name))(every_steps=1) for f in fields(config.Probes)}
     spikes = scheduled["spikes"] if due and due.spikes else config.Spikes()
@@ -130,7 +130,7 @@ def observe(run: TrainingRun, due: Due | None, folder: Path) -> None:
 
 
 def step_s(run: TrainingRun, step: int) -> float:
-    """Do one step of the training loop, journal included; returns its seconds."""
+    """Do one step of the training loop, journal included, and return its seconds."""
     synchronize(run.device)
     began_s = time.perf_counter()
     begin_step(run, step)
@@ -151,7 +151,7 @@ def measure(size: str, rounds: int) -> list[dict[str, Any]]:
         for number in range(WARMUP_ROUNDS + rounds):
             for each, step_times in times.items():
                 observe(run, SETS.get(each), folder)
-                seconds = [step_s(run, number) for _ in range(2)][1]  # the first of a set allocates its buffers
+                seconds = [step_s(run, number) for _ in range(2)][1]  # the first step of a set allocates its buffers
                 if number >= WARMUP_ROUNDS:
                     step_times.append(seconds * 1e3)
     none_ms = torch.tensor(times.pop("none"), dtype=torch.float64)

@@ -13,7 +13,7 @@ from mxstudy.tracking.provenance import provenance
 
 
 def json_option(parser: argparse.ArgumentParser, name: str) -> None:
-    """Add the option --json, the file for the rows of the benchmark of that name."""
+    """Add the option --json: the file for the rows of the benchmark of that name."""
     text = "output file, with machine, versions and commit; default: %(default)s"
     parser.add_argument("--json", type=Path, default=Path(f"runs/{name}.json"), help=text)
 

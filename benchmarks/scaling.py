@@ -1,7 +1,7 @@
-"""Weak scaling: the same work per GPU on 1, 2, 4 and 8 GPUs of this machine, in bf16 and in MXFP8.
+"""Measure weak scaling: the same work per GPU on 1, 2, 4 and 8 GPUs of this machine, in bf16 and in MXFP8.
 
-Each case is a separate run under torchrun with the training code; tokens are random, and nothing is saved. Efficiency
-is tokens/s per GPU over that of one GPU in the same precision. A single GPU does not shard its model, so efficiency
+Each case is a separate run of the training code under torchrun. Tokens are random, and nothing is saved. Efficiency is
+tokens/s per GPU divided by that of one GPU in the same precision. A single GPU does not shard its model, so efficiency
 includes the whole cost of sharding. Finished cases are kept beside the JSON: after a call that was cut off, the next
 one measures what is missing, and calls with other settings add to the table.
 
@@ -44,12 +44,15 @@ from mxstudy.train.process_group import process_group
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 MODELS = Path(__file__).parents[1] / "conf" / "model"
-JSON_ONLY = ("steps", "warmup_steps", "compile", "device", "parameters")  # columns that are not shown on the terminal
+JSON_ONLY = ("steps", "warmup_steps", "compile", "device", "parameters")  # columns that the terminal does not show
 
 
 @dataclass(frozen=True)
 class Case:
-    """One case of the benchmark; `batch_size`: sequences per GPU and step, in micro-batches of `micro_batch_size`."""
+    """A case of the benchmark.
+
+    Each GPU has `batch_size` sequences per step, in micro-batches of `micro_batch_size`.
+    """
 
     model: str
     precision: str
@@ -111,7 +114,7 @@ class Silent:
 
 
 def work(case: Case, path: Path) -> None:
-    """Build the model, warm up and do the steps; the first rank writes the case's row to `path`."""
+    """Build the model, warm up and do the steps. The first rank writes the case's row to `path`."""
     device = resolve_device(case.device)
     configure_torch(case.compile)
     with process_group(device, RunFolder(path.parent)):
@@ -135,7 +138,7 @@ def build(settings: config.Pretrain, device: torch.device) -> TrainingRun:
 
 
 def timed_step(run: TrainingRun, step: int) -> tuple[float, float]:
-    """Do a step; returns its loss, and the seconds until the host has the loss.
+    """Do a step, and return its loss and the seconds until the host has the loss.
 
     The GPU may still be working then; the next step waits for it.
     """
@@ -162,9 +165,9 @@ def row_of(case: Case, run: TrainingRun, seconds: np.ndarray) -> dict[str, Any]:
 
 
 def run_case(case: Case, module: str = "benchmarks.scaling") -> dict[str, Any]:
-    """Run that benchmark's case under torchrun and return its row.
+    """Run a case of that benchmark under torchrun and return its row.
 
-    Raises CalledProcessError if it fails, e.g. out of memory.
+    Raises CalledProcessError if it fails, for example because memory runs out.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.gpus)]
     threads = str(
@@ -178,7 +181,10 @@ def run_case(case: Case, module: str = "benchmarks.scaling") -> dict[str, Any]:
 
 
 def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with efficiency, None if one GPU was not measured with the same settings or failed."""
+    """Return the rows with their efficiency.
+
+    It is None if one GPU was not measured with the same settings, or if that case failed.
+    """
 
     def settings(row: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(row[each.name] for each in fields(Case) if each.name != "gpus")
@@ -193,7 +199,10 @@ def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def measure(cases: Iterable[Case], kept: Kept) -> list[dict[str, Any]]:
-    """Measure what is missing; returns all kept rows, and a row with `error` per failed case, to be tried next time."""
+    """Measure what is missing, and return all kept rows.
+
+    A failed case adds a row with `error`, and the next call tries it again.
+    """
     failed: list[dict[str, Any]] = []
     for case in cases:
         if kept.has(**asdict(case)):
@@ -211,7 +220,7 @@ def tell(rows: list[dict[str, Any]]) -> None:
 
 
 def case_options(parser: argparse.ArgumentParser, name: str) -> None:
-    """Add the options of a benchmark of cases under torchrun, of that name; `settings_of` reads them."""
+    """Add the options of the benchmark of that name, whose cases run under torchrun. `settings_of` reads them."""
     parser.add_argument("--model", choices=LLAMAS, default="llama_1b", metavar="MODEL", help="a file of conf/model")
     parser.add_argument("--batch-size", type=int, default=8, help="sequences per GPU and step")
     parser.add_argument("--micro-batch-size", type=int, help="sequences per micro-batch; default: all")
@@ -223,7 +232,7 @@ def case_options(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def settings_of(chosen: argparse.Namespace, case: type[Case], **others: Any) -> dict[str, Any]:
-    """Return the settings of such a case that the options choose, and `others`."""
+    """Return the settings of a case that the options choose, together with `others`."""
     values = vars(chosen) | {"micro_batch_size": chosen.micro_batch_size or chosen.batch_size} | others
     return {each.name: values[each.name] for each in fields(case) if each.name in values}
 

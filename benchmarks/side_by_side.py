@@ -1,9 +1,9 @@
-"""Many small runs on one GPU: tokens/s of 1, 2, 4 and 8 processes that train llama_23m at the same time, in total.
+"""Measure many small runs on one GPU: total tokens/s of 1, 2, 4 and 8 processes that train llama_23m at the same time.
 
 Each process is a training of its own, as the launcher's `jobs_per_gpu` starts them: the loop, batches that are dealt
-and gathered, the journal. All have one seed, so that all must have the bits of the first, which does its first steps
-alone. All stay there from the start, and in each turn the first k of them train for some seconds. Between processes the
-GPU switches in time slices; with NVIDIA's MPS, where the machine brings its daemon, their kernels may run at once.
+and gathered, the journal. All have one seed, so all must have the bits of the first, which does its first steps alone.
+All processes exist from the start, and in each turn the first k of them train for some seconds. The GPU switches
+between processes in time slices. With NVIDIA's MPS, if the machine has its daemon, their kernels may run at once.
 
 python -m benchmarks.side_by_side [--runs 1 2 4 8] [--sharing slices mps] [--seconds 12] [--json PATH]
 """
@@ -49,7 +49,7 @@ DAEMON = "nvidia-cuda-mps-control"
 
 
 class RandomShards:
-    """Shards of one corpus, in memory."""
+    """Random shards of one corpus, in memory."""
 
     def __init__(self, vocabulary: int) -> None:
         self.drawn = np.random.default_rng(0).integers(vocabulary, size=CORPUS_TOKENS, dtype=np.uint16)
@@ -78,7 +78,7 @@ def settings_of(options: argparse.Namespace) -> config.Pretrain:
 
 
 def work(options: argparse.Namespace) -> None:
-    """Train whenever a line of standard input says for how many seconds, and answer each with a line of JSON."""
+    """Train for the seconds that each line of standard input names, and answer each line with a line of JSON."""
     began_s = time.perf_counter()
     settings = settings_of(options)
     device = resolve_device(options.device)
@@ -103,7 +103,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def answer_turn(run: TrainingRun, step: int, seconds: float) -> int:
-    """Train for so many seconds from that step on, say how many steps it were, and return the next one."""
+    """Train for so many seconds from that step on, report the number of steps, and return the next step."""
     first, began_s = step, time.perf_counter()
     while time.perf_counter() - began_s < seconds:
         begin_step(run, step)
@@ -139,7 +139,7 @@ class Process:
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any] | None:
-        """Return the process's next answer, or None if it has ended, for example for want of memory."""
+        """Return the process's next answer, or None if it has ended, for example because memory ran out."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         return json.loads(line) if line else None
@@ -147,13 +147,13 @@ class Process:
 
 @contextmanager
 def time_slices() -> Iterator[None]:
-    """Leave it to the driver, which gives the GPU to one process after the other."""
+    """Leave sharing to the driver, which gives the GPU to one process after the other."""
     yield
 
 
 @contextmanager
 def mps() -> Iterator[None]:
-    """Run a daemon of NVIDIA's MPS of our own within the block, and have the processes find it."""
+    """Run a daemon of NVIDIA's MPS within the block, and point the processes to it."""
     with tempfile.TemporaryDirectory() as folder:
         own = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         subprocess.run([DAEMON, "-d"], env=os.environ | own, check=True)
@@ -175,7 +175,7 @@ def measure(
     """Yield a row for each number of processes, as soon as it is measured."""
     with SHARING[sharing](), ExitStack() as stack:
         processes = [Process(arguments, stack)]
-        started = [processes[0].answer()]  # alone, and it fills Inductor's cache for the others
+        started = [processes[0].answer()]  # the first runs alone, and fills Inductor's cache for the others
         processes += [Process(arguments, stack) for _ in range(max(runs) - 1)]
         started += [process.answer() for process in processes[1:]]
         there = [(process, first) for process, first in zip(processes, started, strict=True) if first is not None]

@@ -1,11 +1,11 @@
-"""Soak: disturb commands at random for a while, and compare what each leaves with what an undisturbed one leaves.
+"""Disturb commands at random for a while, and compare what each leaves with what an undisturbed one leaves.
 
-A trial takes one kind of command, one way of tracking and one disk, disturbs it one to three times (a signal, or a full
-disk), and then gives the same command again until it ends well. Lost is a trial that does not end, or ends with one bit
-that differs (losses, tensors, columns, tokens, scores), or of whose losses MLflow lacks one or has one twice. What is
-tried is drawn by --seed: trial N of a seed is always the same.
+A trial takes one kind of command, one way of tracking and one disk. It disturbs the command one to three times (a
+signal, or a full disk), and then gives the same command again until it ends well. A trial is lost if it does not end,
+if one bit differs at its end (losses, tensors, columns, tokens, scores), or if MLflow lacks a loss or has one twice.
+--seed draws what is tried: trial N of a seed is always the same.
 
-A small disk is a tmpfs, which only root can mount; where that fails, a line says so and every disk is large.
+A small disk is a tmpfs, which only root can mount. If mounting fails, a line says so and every disk is large.
 
 python -m benchmarks.soak [--seconds 600] [--seed 0] [--only KIND ...] [--json PATH]
 """
@@ -42,7 +42,7 @@ from mxstudy.tracking.journal import read_journal
 from mxstudy.tracking.mlflow_store import connect
 
 NONE, SQLITE, NEW, SERVER = "no tracking", "sqlite", "sqlite, new", "server that comes and goes"
-TRACKING = {NONE: 2, SQLITE: 2, NEW: 1, SERVER: 1}  # how often each, in proportion
+TRACKING = {NONE: 2, SQLITE: 2, NEW: 1, SERVER: 1}  # relative frequencies
 LARGE, SMALL = "large disk", "small disk"
 DISK_MB = 64
 ATTEMPTS = 3  # how often the same command is given after the last disturbance
@@ -50,7 +50,7 @@ ATTEMPTS = 3  # how often the same command is given after the last disturbance
 
 @dataclass(frozen=True)
 class Trial:
-    """`number` and the seed decide all else."""
+    """A trial. Its number and the seed decide all else."""
 
     number: int
     kind: str
@@ -61,7 +61,7 @@ class Trial:
 
 @dataclass
 class Outcome:
-    """`met`: the disturbances that came before the command had ended."""
+    """How a trial ended. `met` are the disturbances that came before the command had ended."""
 
     trial: Trial
     met: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ def drawn(seed: int, number: int, kinds: Sequence[str], small_disks: bool) -> Tr
     tracking = draw.choices(list(TRACKING), list(TRACKING.values()))[0]
     disk = draw.choice((LARGE, SMALL)) if small_disks else LARGE
     whats = (*SIGNALS, "SIGKILL", *([FULL_DISK] * 2 if disk == SMALL else []))
-    share = 0.0 if "launcher" in kind else 0.7  # of moments that are counted in writes: its jobs' processes count none
+    share = 0.0 if "launcher" in kind else 0.7  # of moments counted in writes; a launcher's jobs count none
     found = tuple(
         Disturbance(draw.choice(whats), draw.random(), "writes" if draw.random() < share else "seconds", draw.random())
         for _ in range(draw.randint(1, 3))
@@ -98,10 +98,10 @@ class Soak:
     undisturbed: dict[str, tuple[Ended, Left]] = field(default_factory=dict)
 
     def prepare(self) -> None:
-        """Run each kind once undisturbed; raises RuntimeError if one does not end well."""
-        run(self.inputs.folder, ("+launch=status",))  # loads what all processes share, which counts for none of them
+        """Run each kind once undisturbed. Raises RuntimeError if one does not end well."""
+        run(self.inputs.folder, ("+launch=status",))  # loads what all processes share, so that none of them counts it
         for kind in KINDS:
-            if kind in self.kinds or kind == "pre-training":  # whose model is evaluated
+            if kind in self.kinds or kind == "pre-training":  # evaluation needs its model
                 home = self.inputs.folder if kind == "pre-training" else self.folder / kind.replace(" ", "_")
                 home.mkdir(exist_ok=True)
                 ended = run(home, self.command(kind, "tracking=none"))
@@ -114,7 +114,7 @@ class Soak:
         return (*KINDS[kind](self.inputs), *tracking)
 
     def tried(self, trial: Trial) -> Outcome:
-        """Carry out a trial; the folder of one that lost something stays."""
+        """Carry out a trial. The folder of a trial that lost something stays."""
         outcome, began_s = Outcome(trial), time.monotonic()
         home = self.folder / f"trial_{trial.number}"
         home.mkdir()
@@ -159,12 +159,12 @@ class Soak:
         differs = [name for name in {*expected, *left} if expected.get(name) != left.get(name)]
         outcome.lost += [f"differs: {name}" for name in sorted(differs)]
         if uri:
-            run(home, command)  # which sends what a server missed that was away at the end
+            run(home, command)  # sends what is missing from a server that was away at the end
             outcome.lost += [line for each in find_runs(home / "runs") for line in missing(uri, each)]
 
 
 def missing(uri: str, folder: RunFolder) -> Iterator[str]:
-    """Yield what MLflow lacks of a run, or has twice."""
+    """Yield each loss of a run that MLflow lacks or has twice."""
     client, status = connect(uri), folder.status()
     ids = [experiment.experiment_id for experiment in client.search_experiments()]
     found = client.search_runs(ids, f"tags.started_s = '{status.started_s}'")
@@ -187,7 +187,7 @@ def missing(uri: str, folder: RunFolder) -> Iterator[str]:
 
 
 def can_mount(folder: Path) -> bool:
-    """Return whether a tmpfs can be mounted here; if not, say so."""
+    """Return whether a tmpfs can be mounted here, and print a line if not."""
     folder.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(folder)], capture_output=True, text=True)
     if done.returncode:
@@ -199,7 +199,7 @@ def can_mount(folder: Path) -> bool:
 
 @contextmanager
 def disk_of(trial: Trial, home: Path) -> Iterator[None]:
-    """Within the block, `home` is a disk of DISK_MB if the trial wants a small one."""
+    """Make `home` a disk of DISK_MB within the block, if the trial wants a small one."""
     if trial.disk == LARGE:
         yield
         return
@@ -211,7 +211,7 @@ def disk_of(trial: Trial, home: Path) -> Iterator[None]:
 
 
 class comes_and_goes:
-    """Within the block, the server is killed and started again, in a rhythm that the trial's number decides."""
+    """Kill and restart the server within the block, in a rhythm that the trial's number decides."""
 
     def __init__(self, server: Server, trial: Trial) -> None:
         self.server, self.draw, self.stop = server, random.Random(trial.number), threading.Event()
@@ -242,7 +242,7 @@ class comes_and_goes:
 
 
 def rows_of(outcomes: Sequence[Outcome], kinds: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row for each kind and one for all: how often what was tried, and how many trials lost something."""
+    """Return a row for each kind and one for all, with the number of trials of each sort, and of lost ones."""
     rows = []
     for kind in (*kinds, "all"):
         own = [outcome for outcome in outcomes if kind in (outcome.trial.kind, "all")]
@@ -266,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ |= {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_OFFLINE": "1"}
     root = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that server and disks go with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit takes the server and the disks with it
     outcomes = list[Outcome]()
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     (folder / "inputs").mkdir()

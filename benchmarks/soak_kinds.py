@@ -1,4 +1,4 @@
-"""The kinds of command that `benchmarks.soak` disturbs, and what they leave that must not depend on disturbances."""
+"""Define the kinds of command that `benchmarks.soak` disturbs, and collect what disturbances must not change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.checksums import HEADER
 
-Left = dict[str, str]  # what was left, to its sha256 or its own text
+Left = dict[str, str]  # {what was left: its sha256 or its text}
 
 CLOCK = ("time_s", "tokens_per_s", "steps_per_s", "mfu", "memory_gib")
 PRETRAIN = (
@@ -58,7 +58,7 @@ class Inputs:
         return f"checkpoint={trained.path}"
 
 
-# By name, the command of each kind; none depends on the folder that it runs in.
+# The command of each kind by name. None depends on the folder that it runs in.
 KINDS: dict[str, Callable[[Inputs], tuple[str, ...]]] = {
     "pre-training": lambda inputs: (*PRETRAIN, inputs.corpus("small")),
     "stack of students": lambda inputs: STACK,
@@ -69,7 +69,7 @@ KINDS: dict[str, Callable[[Inputs], tuple[str, ...]]] = {
 
 
 def left_in(folder: Path) -> Left:
-    """Return what a finished command has left in the folder that it ran in."""
+    """Return what a finished command has left in its folder."""
     found: Left = {}
     for run in find_runs(folder / "runs"):
         found |= {f"{run.path.name} {name}": text for name, text in left_by(run)}

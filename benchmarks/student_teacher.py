@@ -1,9 +1,9 @@
-"""Students: steps x replicas per second for stacks of several widths in the study itself, and an upper bound on it.
+"""Measure steps x replicas per second for stacks of students of several widths in the study itself, and an upper bound.
 
 study: the study's own run, with its journal, from the end of its first 500 steps to its last. eager: the same step
 without compiler and CUDA graph. ceiling: the time of the step's matrix products alone, in bf16 and batched, plus that
-of the bytes that everything else must at least move, at a copy's bandwidth: each tensor is read and written once by
-kernels fused as far as the matrix products allow (for a single replica the L2 cache saves some).
+of the bytes that everything else must at least move, at a copy's bandwidth. It counts each tensor as read and written
+once, by kernels fused as far as the matrix products allow (for a single replica the L2 cache saves some).
 
 The losses of one seed are compared over the widths: the number of first steps with equal bits, and the largest
 difference.
@@ -63,7 +63,7 @@ def configured(size: str, replicas: int, teacher: str, steps: int, **train: Any)
 
 
 def study(run: config.StudentTeacher, path: Path) -> tuple[float, np.ndarray]:
-    """Do the run as the study does; returns steps x replicas per second, and the losses [steps, S]."""
+    """Do the run as the study does, and return steps x replicas per second, and the losses [steps, S]."""
     folder = RunFolder.create(path, run, "0" * 64, {"label": "benchmark", "choices": {}})
     student_teacher.run(run, folder, f"{len(run.replicas)} replicas, teacher {run.teacher.kind}")
     rows = [row for row in read_journal(folder.journal_path) if row.get("probe") == "replicas"]
@@ -75,7 +75,7 @@ def study(run: config.StudentTeacher, path: Path) -> tuple[float, np.ndarray]:
 
 
 def rate(function: Callable[[], object], device: torch.device, least_s: float) -> float:
-    """Return calls per second, after three that are not counted."""
+    """Return calls per second, after three calls that are not counted."""
     for _ in range(3):
         function()
     synchronize(device)
@@ -89,7 +89,7 @@ def rate(function: Callable[[], object], device: torch.device, least_s: float) -
 
 
 def replayed(function: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Return the same function without launch overhead: on a GPU a CUDA graph's replay."""
+    """Return the same function without launch overhead, on a GPU as a CUDA graph's replay."""
     if device.type != "cuda":
         return function
     function()
@@ -106,7 +106,10 @@ def eager(run: config.StudentTeacher, device: torch.device, least_s: float) -> f
 
 
 def ceiling(run: config.StudentTeacher, device: torch.device, least_s: float) -> float:
-    """Return an upper bound on steps x replicas per second; the teacher, shared by all replicas, is not counted."""
+    """Return an upper bound on steps x replicas per second.
+
+    The teacher, shared by all replicas, is not counted.
+    """
     per_s = rate(replayed(gemms(run, device), device), device, least_s)
     seconds = 1 / per_s + len(run.replicas) * moved_bytes(run) / bandwidth(device, least_s)
     return len(run.replicas) / seconds
@@ -159,7 +162,7 @@ def bandwidth(device: torch.device, least_s: float) -> float:
 def measure(
     size: str, replicas: Sequence[int], teachers: Sequence[str], steps: int, least_s: float
 ) -> list[dict[str, Any]]:
-    """Return a row per teacher and width; losses are compared with those of the first width."""
+    """Return a row per teacher and width. Losses are compared with those of the first width."""
     device, rows = resolve_device("auto"), []
     for teacher in teachers:
         narrow: np.ndarray | None = None
@@ -180,7 +183,7 @@ def measure(
 
 
 def compared(losses: np.ndarray, narrow: np.ndarray) -> dict[str, Any]:
-    """Compare a seed's losses with those in the first width: first steps with equal bits, and largest difference."""
+    """Return the number of first steps with the first width's bits, and the largest difference of a seed's losses."""
     same = np.logical_and.accumulate(losses == narrow)
     return {"equal_steps": int(same.sum()), "largest_difference": float(np.max(np.abs(losses / narrow - 1)))}
 

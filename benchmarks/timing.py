@@ -24,7 +24,7 @@ Calls = Mapping[str, Callable[[Tensor], object]]
 
 
 class Microseconds(NamedTuple):
-    """Microseconds of a call: first quartile, median and third quartile over the rounds."""
+    """The microseconds of a call: first quartile, median and third quartile over the rounds."""
 
     q1: float
     median: float
@@ -34,7 +34,7 @@ class Microseconds(NamedTuple):
 def microseconds(calls: Calls, x: Tensor, moved_bytes: int, budget_s: float = 0.2) -> dict[str, Microseconds]:
     """Return {name: quartiles of the time} of each call on x, which moves at least `moved_bytes`.
 
-    Takes about `budget_s` in total, but at least LEAST_ROUNDS rounds of each call.
+    This takes about `budget_s` in total, but at least LEAST_ROUNDS rounds of each call.
     """
     rounds = on_gpu(calls, x, moved_bytes, budget_s) if x.is_cuda else on_cpu(calls, x, budget_s)
     return {name: Microseconds(*np.quantile(us, [0.25, 0.5, 0.75]).tolist()) for name, us in rounds.items()}
@@ -57,7 +57,7 @@ def on_cpu(calls: Calls, x: Tensor, budget_s: float) -> dict[str, list[float]]:
 def on_gpu(calls: Calls, x: Tensor, moved_bytes: int, budget_s: float) -> dict[str, list[float]]:
     """Return {name: microseconds of a call in each round}, from replays of CUDA graphs."""
     for call in calls.values():
-        call(x)  # it may compile
+        call(x)  # may compile
     longest_us = max(once_us(partial(call, x)) for call in calls.values())
     copies = -(-CACHES * torch.cuda.get_device_properties(x.device).L2_cache_size // moved_bytes)
     inputs = [x, *(x.clone() for _ in range(copies - 1))]
@@ -98,6 +98,6 @@ def once_us(function: Callable[[], object]) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all work launched on a GPU; does nothing for a CPU."""
+    """Wait for all work launched on a GPU. On a CPU, do nothing."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""The three GEMMs of a linear through torchao's MXTensor, written as a user would: torchao has no MX linear any more.
+"""Compute the three GEMMs of a linear through torchao's MXTensor, as a user would: torchao has no MX linear any more.
 
 E4M3, blocks of 32, RCEIL. MXTensor quantises only along the last axis, so the other axis is cast from a transposed
 copy. Its GEMM is emulated: both operands are decoded to bf16.
@@ -22,7 +22,7 @@ class TorchaoLinear(MXLinear):
 
 
 class TorchaoNormLinear(NormLinear):
-    """The norm runs as a separate module before the linear."""
+    """Runs the norm as a separate module before the linear."""
 
     def forward(self, x: Tensor) -> Tensor:
         return TorchaoLinear.forward(self, self.norm(x))  # type: ignore[arg-type]

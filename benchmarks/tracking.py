@@ -1,12 +1,12 @@
-"""The MLflow mirror under load: trainers log to one server that is killed, or whose database is, for a while.
+"""Test the MLflow mirror under load: trainers log to a server while the server, or its database, is killed for a while.
 
-Each trainer is a process with a journal and a mirror, like a run: rows at a fixed rate, and sometimes a durable
-checkpoint. When the last mirror is done or has given up, the points in the server's database are compared with the
-journals; `arrived_s` is how long after the last row that was. `log_ms` is what a training loop loses per step: the time
-to write the row, and to tell the mirror about a checkpoint. `ready_s`: the time after the first row at which the server
-was back with all its workers, their start included.
+Each trainer is a process with a journal and a mirror, like a run. It writes rows at a fixed rate, and sometimes a
+durable checkpoint. When the last mirror is done or has given up, the points in the server's database are compared with
+the journals; `arrived_s` is the time from the last row until then. `log_ms` is what a training loop loses per step: the
+time to write the row, and to tell the mirror about a checkpoint. `ready_s` is the time from the first row until the
+server was back with all its workers started.
 
-PostgreSQL is Debian's package (apt-get install postgresql), which is started in a folder of its own.
+PostgreSQL is Debian's package (apt-get install postgresql), started in a folder of its own.
 
 python -m benchmarks.tracking [--databases sqlite postgresql] [--trainers 16] [--seconds 60] [--json PATH]
 """
@@ -48,7 +48,7 @@ Point = tuple[str, str, int, float, int]  # fingerprint, name, step, value, unix
 
 @dataclass(frozen=True)
 class Load:
-    """The load of a case; `away_s`: how long the server is gone, or its database is read-only."""
+    """The load of a case. The server is gone, or its database read-only, for `away_s`."""
 
     trainers: int
     metrics: int
@@ -65,7 +65,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trainer's report at its end: `log_s` of every step, `problem` as Mirror.finish returns it."""
+    """A trainer's report at its end: `log_s` of every step, and `problem` as Mirror.finish returns it."""
 
     log_s: list[float]
     late_s: float
@@ -77,7 +77,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Site:
-    """The server, its database, and what serves that."""
+    """The server, its database, and what serves the database."""
 
     server: Server
     databases: Databases
@@ -101,12 +101,12 @@ def killed(site: Site) -> None:
 
 
 def database_killed(site: Site) -> None:
-    """Kill the server's database with SIGKILL for a while; the server stays."""
+    """Kill the server's database with SIGKILL for a while, and leave the server running."""
     site.away(site.databases.kill, site.databases.start)
 
 
 def read_only(site: Site) -> None:
-    """Keep the database read-only from before the first row on, then restart the server so that it can write."""
+    """Make the database read-only before the first row, later writable, and then restart the server."""
     time.sleep(site.load.away_s)
     site.server.kill()
     make_writable(file_of(site.server), True)
@@ -149,7 +149,7 @@ def measure(load: Load, database: str, case: str, databases: Databases, folder: 
         ready_s = time.monotonic() - began_s
         trained: list[Trained] = [reports.get(timeout=load.seconds + 120) for _ in runs]
         stored, written = points_in(server.database), Counter(point for run in runs for point in points_of(run))
-    load_average = psutil.getloadavg()[0]  # of the last minute, others' processes included
+    load_average = psutil.getloadavg()[0]  # over the last minute, including other users' processes
     machine = {"ready_s": ready_s, "server_cpu_s": server.cpu_s, "load_average": load_average}
     return {"database": database, "case": case} | judged(trained, written, stored) | machine
 
@@ -210,7 +210,7 @@ class Warned(logging.Handler):
 
 
 def points_of(run: RunFolder) -> Iterator[Point]:
-    """Yield the points of a run's journal, read without the code with which the mirror reads it."""
+    """Yield the points of a run's journal, read without the mirror's own reader."""
     for line in run.journal_path.read_text().splitlines():
         row = json.loads(line)
         step, time_ms = row.pop("step"), int(1000 * row.pop("time_s"))
@@ -218,7 +218,7 @@ def points_of(run: RunFolder) -> Iterator[Point]:
 
 
 def points_in(database: str) -> Counter[Point]:
-    """Return all points stored by MLflow in the database of that URI, with their counts."""
+    """Return all points that MLflow stored in the database of that URI, with their counts."""
     query = """SELECT substr(tags.value, 1, 12), metrics.key, metrics.step, metrics.value, metrics.timestamp
                FROM metrics JOIN tags ON tags.run_uuid = metrics.run_uuid AND tags.key = 'fingerprint'"""
     with sqlalchemy.create_engine(database).connect() as connection:
@@ -232,7 +232,7 @@ def version_of(database: str) -> str:
 
 
 def judged(trained: list[Trained], written: Counter[Point], stored: Counter[Point]) -> dict[str, Any]:
-    """Return a case's row: points that are missing or too many, times, and whether all limits are kept."""
+    """Return a case's row: missing and surplus points, times, and whether all limits are kept."""
     log_ms = 1e3 * np.concatenate([each.log_s for each in trained])
     missing, extra = (written - stored).total(), (stored - written).total()
     arrived_s, median_ms = max(each.arrived_s for each in trained), float(np.median(log_ms))

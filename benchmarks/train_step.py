@@ -1,4 +1,4 @@
-"""Cost of a training step in emulated MX formats over one in bf16 that runs in the same kernels; and of bf16 itself.
+"""Measure the cost of a training step in emulated MX formats over one in bf16 in the same kernels, and of bf16 itself.
 
 bf16, fused: the baseline, in the fused functions that all arms with casts run in. bf16, inductor: module by module, as
 a user of torch has it, compiled with Inductor's own settings; with roundings kept, as all other arms are; and
@@ -159,11 +159,11 @@ class Case:
 
 
 def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
-    """Return a run per arm; all share the same parameter and optimizer objects, so memory holds only one model."""
+    """Return a run per arm. All share the same parameter and optimizer objects, so memory holds only one model."""
     device = resolve_device(case.device)
     own = OwnSettings() if case.compile else None
     configure_torch(case.compile)
-    torch._dynamo.config.automatic_dynamic_shapes = False  # else floats that differ between arms become dynamic
+    torch._dynamo.config.automatic_dynamic_shapes = False  # otherwise floats that differ between arms become dynamic
     torch._dynamo.config.recompile_limit = 8 * len(names)  # all arms share the same code objects
     runs: dict[str, TrainingRun] = {}
     for name in names:
@@ -185,7 +185,7 @@ def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
 
 
 def prepare(run: TrainingRun, arm: Arm, own: OwnSettings | None) -> None:
-    """Compile the arm's blocks; those of Inductor's own settings do their first step here, which compiles them."""
+    """Compile the arm's blocks. With Inductor's own settings, also do their first step here, which compiles them."""
     if arm.torchao:
         use_torchao(run.model)
     if arm.keeps == "products":
@@ -201,7 +201,7 @@ def prepare(run: TrainingRun, arm: Arm, own: OwnSettings | None) -> None:
 
 
 class Round(NamedTuple):
-    """Some steps of an arm, from idle GPU to idle GPU, and their peak memory in GiB, 0 on CPU."""
+    """Some steps of an arm, from idle GPU to idle GPU, and their peak memory in GiB (0 on CPU)."""
 
     span: Span
     steps: int
@@ -246,7 +246,7 @@ def measure(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]
 def row_of(
     name: str, run: TrainingRun, own: Sequence[Round], first: Sequence[Round], mxfp8: Sequence[Round] | None
 ) -> dict[str, Any]:
-    """Return an arm's row; `first`, `mxfp8`: the same rounds of the baseline and of the arm MXFP8."""
+    """Return an arm's row. `first` and `mxfp8` are the same rounds of the baseline and of the arm MXFP8."""
     seconds, first_s = (np.array([one.step_s for one in rounds]) for rounds in (own, first))
     peak_gib, first_gib = (max(one.peak_gib for one in rounds) for rounds in (own, first))
     step_s, spread_s = median_and_spread(seconds)
@@ -282,8 +282,8 @@ def more_bytes(model: config.Decoder, tokens: int) -> int:
     """Return the bytes that a step in MXFP8 moves in addition to those of bf16 in the same kernels, outside of GEMMs.
 
     Per block and token: the heads' output is cast twice, with its own read and write each time; the gradients of both
-    outputs are read once and written twice; those of both inputs, computed anyway, are written once more. What the
-    backward recomputes, it writes in bf16 as well, and weights are read and written as often.
+    outputs are read once and written twice; those of both inputs, computed anyway, are written once more. The results
+    that the backward recomputes are written in bf16 as well, and weights are read and written as often.
     """
     kv_size = model.num_kv_heads * model.hidden_size // model.num_heads
     inner = MLPS[model.mlp].parts * model.ffn_size
@@ -292,7 +292,7 @@ def more_bytes(model: config.Decoder, tokens: int) -> int:
 
 
 def kernels_of(run: TrainingRun, most: int = 30) -> list[dict[str, Any]]:
-    """Return the device time of one step by kernel, the `most` longest first, and their total."""
+    """Return the device time of one step: the `most` longest kernels first, and the total."""
     activity = torch.profiler.ProfilerActivity
     activities = [activity.CPU, activity.CUDA] if run.device.type == "cuda" else [activity.CPU]
     with torch.profiler.profile(activities=activities) as profile:

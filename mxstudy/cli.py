@@ -172,7 +172,7 @@ def beside_keys() -> Iterator[None]:
 
 
 def in_hydras_order(arguments: Sequence[str]) -> list[str]:
-    """Return the overrides before the options: Hydra's parser refuses `+experiment=NAME -m norm=rmsnorm`."""
+    """Return the overrides before the options, because Hydra's parser refuses `+experiment=NAME -m norm=rmsnorm`."""
     overrides = [a for a in arguments if not a.startswith("-") and ("=" in a or a.startswith("~"))]
     return overrides + [a for a in arguments if a not in overrides and a not in MULTIRUN]
 
@@ -182,7 +182,7 @@ def _never_called(config: DictConfig) -> None:
 
 
 def register(sweeps: Path, arguments: Iterable[str]) -> None:
-    """Register with Hydra the bases, and the sweeps that a command line names; reading all of them takes 0.3 s."""
+    """Register the bases with Hydra, and only the sweeps that a command line names, because reading all takes 0.3 s."""
     register_bases()
     asked = ",".join(word.partition("=")[2] for word in arguments if word.lstrip("+").startswith("sweep="))
     for path in sweeps.glob("*.yaml"):
@@ -295,7 +295,7 @@ def compose_fully(loader: ConfigLoader, master: DictConfig, job: Sequence[str]) 
     config = loader.load_sweep_config(master, list(job))
     if corpora := corpora_by_name(loader, master, config):
         again = [line.replace(ADDED, f"+{ADDED}", 1) if line.startswith(ADDED) else line for line in job]
-        config = loader.load_sweep_config(master, [*again, *corpora])  # ++: what is added may be there by now
+        config = loader.load_sweep_config(master, [*again, *corpora])  # ++, because a key to add may exist by now
     chosen = config.hydra.runtime.choices.items()
     choices = {group: str(c) for group, c in chosen if not group.startswith("hydra/") and "@" not in group}
     with open_dict(config):

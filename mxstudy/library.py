@@ -1,4 +1,4 @@
-"""The functions of a notebook besides numerics, norms and results: the config of a command, its model, its runs."""
+"""Provide the functions of a notebook besides numerics, norms and results: a command's config, its model, its runs."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def corpora_of(data: Any) -> dict[str, Any]:
 
 
 def endless(data: Any) -> Iterator[dict[str, Any]]:
-    """Yield each corpus of the hub, alone or in a blend, whose number of documents is not given."""
+    """Yield each corpus of the hub, alone or in a blend, that has no number of documents."""
     for corpus in corpora_of(data).values() or [data]:
         if isinstance(corpus, dict) and corpus.get("max_documents", 0) is None:
             yield corpus

@@ -1,4 +1,4 @@
-"""The scripts of analysis/ as commands, from a checkout or from a wheel: figure NAME, report and export."""
+"""Run the scripts of analysis/ as commands, from a checkout or from a wheel: figure NAME, report and export."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from mxstudy.config.conf_folders import ROOT
 from mxstudy.reader import ConfigError, suggest
 
-FOLDER = ROOT / "analysis"  # in a wheel it is inside of the package, so that no other top-level name is installed
+FOLDER = ROOT / "analysis"  # in a wheel it is inside the package, so that no other top-level name is installed
 FIGURE = "figure"
 OTHERS = ("report", "export")
 COMMANDS = (FIGURE, *OTHERS)

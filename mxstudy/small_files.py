@@ -1,6 +1,6 @@
-"""Read a run's small JSON and YAML files, and name one that is empty, torn or unreadable in the error; write YAML.
+"""Read a run's small JSON and YAML files, name a file that is empty, torn or unreadable in the error, and write YAML.
 
-`remedy`: what to do about it; it ends the message.
+`remedy` says what to do about it, at the end of the message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mxstudy.reader import ConfigError, one_line, read, require
 
 T = TypeVar("T")
 
-# libyaml is ten times as fast, if PyYAML has it
+# libyaml, if PyYAML has it, is ten times as fast.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 

@@ -18,7 +18,7 @@ MULTIRUN = {"-m", "--multirun"}
 HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help"}
 VALUED = {"-c", "--cfg", "-i", "--info", "-cd", "--config-dir"}
 OPTIONS = HELP | MULTIRUN | HYDRA_ONLY | VALUED | {"--resolve"}
-SEVERAL = r"\s\+*[\w./]+="  # what no value has outside of quotes
+SEVERAL = r"\s\+*[\w./]+="  # what no value contains outside of quotes
 SHOWN = 60  # characters of a word in a message
 
 
@@ -51,7 +51,7 @@ def as_text(word: str) -> str:
     if key not in TEXTS or not equals or text.startswith(('"', "'")):
         return word
     quotes = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', r"\""), text)
-    escaped = quotes.replace("${", r"\${")  # else OmegaConf would look for a key of that name
+    escaped = quotes.replace("${", r"\${")  # otherwise OmegaConf would look for a key of that name
     return f'{key}="{escaped}"'
 
 

@@ -1,4 +1,4 @@
-"""Flat configs of runs that are to be sorted into arms, as a table of runs has them."""
+"""Make flat configs of runs that tests sort into arms, as a table of runs has them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NORMS: dict[str, dict[str, Any]] = {
 
 
 def pretrain(norm: str = "rmsnorm", precision: str = "mxfp8", **values: Any) -> dict[str, Any]:
-    """Return the flat config of a pre-training; in a keyword, __ stands for the dot of a key."""
+    """Return the flat config of a pre-training. In a keyword, __ stands for the dot of a key."""
     plan = {"precision.schedule.0.from_step": 0, "precision.schedule.0.plan.layers.*": precision}
     given = {key.replace("__", "."): value for key, value in values.items()}
     return {"study": "pretrain", "seed": 0, "data_seed": 0} | NORMS[norm] | plan | given

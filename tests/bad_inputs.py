@@ -1,6 +1,6 @@
-"""Bad inputs, one a row: what a user types, or leaves in a file, and a part of the line that says what is wrong.
+"""List bad inputs, one per row: what a user types or leaves in a file, and a part of the line that says what is wrong.
 
-HERE in a line: the folder that the command runs in, with the files that test_bad_inputs.py makes there.
+HERE in a line is the folder that the command runs in, with the files that test_bad_inputs.py makes there.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ VALUES = [
     (f"cache_dir={'x' * 300}", "cache_dir: File name too long: HERE/xxx"),
 ]
 
-# Files of a corpus or tokenizer, and questions, of a small run on them.
+# Files of a corpus or tokenizer, and questions, for a small run on them.
 FILES = [
     ("tokenizer=bpe_2k tokenizer.vocab_size=10", "tokenizer.vocab_size: a byte-level BPE has 257 ids at least"),
     ("tokenizer=bpe_2k tokenizer.vocab_size=1000000000000", "tokenizer.vocab_size: a byte-level BPE has 257 ids"),
@@ -166,7 +166,7 @@ QUESTIONS = {
     "no_answer": {"answerKey": "9"},
 }
 
-# What a starter's variables may not say.
+# Values that a starter's variables must not have.
 TWO = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512", "RANK": "0", "WORLD_SIZE": "2"}
 VARIABLES = [
     ({"RANK": "a"}, "RANK: must lie in 0 .. 1, not 'a'; torchrun, srun and submitit set it"),

@@ -1,4 +1,4 @@
-"""The code of earlier commits, as digests: runs of before recorded their commit alone.
+"""Record the code of earlier commits as digests, because older runs recorded their commit alone.
 
     python tests/code_by_commit.py
 
@@ -27,7 +27,7 @@ def git(*arguments: str, given: str = "") -> bytes:
 
 
 def sources_at(commit: str) -> dict[str, str]:
-    """The files of mxstudy/ at a commit, by their paths below it."""
+    """Return the files of mxstudy/ at a commit, by their paths below it."""
     names = [name for name in git("ls-tree", "-r", "--name-only", commit, "mxstudy").decode().split() if is_code(name)]
     text = git("cat-file", "--batch", given="".join(f"{commit}:{name}\n" for name in names))
     found = {}
@@ -44,7 +44,7 @@ def is_code(name: str) -> bool:
 
 
 def codes_at(commit: str) -> dict[str, str]:
-    """The digest of each kind of run at a commit."""
+    """Return the digest of each kind of run at a commit."""
     digests = digests_of(sources_at(commit))
     return {
         study: recorded({name: digest for name, digest in digests.items() if decides(name, study)})["code"]
@@ -53,14 +53,14 @@ def codes_at(commit: str) -> dict[str, str]:
 
 
 def commits_in(tables: Iterable[Path]) -> list[str]:
-    """The commits of the runs in these tables, without changes, that recorded no code."""
+    """Return the commits of the runs in these tables that recorded no code and had no uncommitted changes."""
     rows = [row for table in tables for row in columns_of(table, "commit", "dirty", "code")]
     no_code = [row for row in rows if row.get("code", UNKNOWN) == UNKNOWN]
     return sorted({row["commit"] for row in no_code if row["commit"] and not row["dirty"]})
 
 
 def columns_of(table: Path, *names: str) -> list[dict[str, Any]]:
-    """The rows of a table, with those of these columns that it has."""
+    """Return the rows of a table, with those of these columns that it has."""
     has = pq.read_schema(table).names
     rows: list[dict[str, Any]] = pq.read_table(table, columns=[name for name in names if name in has]).to_pylist()
     return rows

@@ -1,7 +1,7 @@
-"""`python -m mxstudy ARGUMENTS` in a process of its own, with something happening to it at a chosen moment.
+"""Run `python -m mxstudy ARGUMENTS` in a process of its own, and disturb it at a chosen moment.
 
-What happens in it hangs on Python's audit events (a file is opened, renamed, ...), so that a moment is met exactly,
-however slow or fast the machine is.
+A moment is one of Python's audit events (a file is opened, renamed, ...), so it is met exactly, however slow or fast
+the machine is.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Fault:
-    """At the `count`-th event whose text, like "open ('PATH', ...)", fits `pattern`: a signal or an errno.
+    """A signal or an errno at the `count`-th event whose text, like "open ('PATH', ...)", matches `pattern`.
 
-    An errno is raised in place of that event and of all later ones that fit. `torn` writes half of the data first.
+    An errno is raised in place of that event and of all later ones that match. `torn` writes half of the data first.
     """
 
     pattern: str
@@ -76,7 +76,7 @@ class Command:
     output: Path
 
     def ended(self, timeout_s: float = 120.0) -> int:
-        """The exit code; -9 if SIGKILL ended it."""
+        """Return the exit code, or -9 if SIGKILL ended the process."""
         self.process.join(timeout_s)
         if self.process.exitcode is None:
             raise TimeoutError(self.said)
@@ -88,12 +88,12 @@ class Command:
 
 
 def latest(arguments: Iterable[str]) -> list[str]:
-    """The arguments, of two with one key the later one: tests change what SMALL and the like say."""
+    """Return the arguments, keeping the later one of two with the same key: tests override SMALL and the like."""
     return list({word.lstrip("+").partition("=")[0] if "=" in word else word: word for word in arguments}.values())
 
 
 def run_here(folder: Path, *arguments: str) -> None:
-    """`python -m mxstudy ARGUMENTS` in that folder, in this process."""
+    """Run `python -m mxstudy ARGUMENTS` in that folder, in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["mxstudy", *latest(arguments)])
@@ -102,7 +102,7 @@ def run_here(folder: Path, *arguments: str) -> None:
 
 @contextlib.contextmanager
 def started(folder: Path, *arguments: str, fault: Fault | None = None) -> Iterator[Command]:
-    """Runs while the block does; what is left of it at the block's end is killed."""
+    """Run the command while the block lasts, and kill what is left of it at the block's end."""
     folder.mkdir(exist_ok=True)
     output = folder / f"output-{len(list(folder.glob('output-*')))}"
     process = forked.context().Process(target=in_the_child, args=(folder, arguments, output, fault))
@@ -115,7 +115,7 @@ def started(folder: Path, *arguments: str, fault: Fault | None = None) -> Iterat
 
 
 def run(folder: Path, *arguments: str, fault: Fault | None = None) -> tuple[int, str]:
-    """Exit code, and what was said on stdout and stderr."""
+    """Return the exit code and the text on stdout and stderr."""
     with started(folder, *arguments, fault=fault) as command:
         return command.ended(), command.said
 
@@ -136,7 +136,7 @@ def full_disk_at(pattern: str) -> Fault:
 
 
 def the_run(folder: Path) -> Path:
-    """The one run folder under `folder`."""
+    """Return the one run folder under `folder`."""
     (path,) = (status.parent for status in folder.glob("runs/*/*/status.json"))
     return path
 
@@ -146,7 +146,7 @@ def status(folder: Path) -> Status:
 
 
 def corpus(folder: Path, documents: int = 40, words: int = 60) -> str:
-    """Local text files; returns the override that names them."""
+    """Write local text files, and return the override that names them."""
     (folder / "corpus").mkdir()
     for number in range(documents):
         (folder / "corpus" / f"{number:02}.txt").write_text(" ".join(f"w{(number * w) % 97}" for w in range(words)))
@@ -154,14 +154,14 @@ def corpus(folder: Path, documents: int = 40, words: int = 60) -> str:
 
 
 def book(folder: Path, name: str = "book", key: str = "data.paths") -> str:
-    """One text of 30,000 characters; returns the override that names it as `key`."""
+    """Write one text of 30,000 characters, and return the override that names it as `key`."""
     path = folder / f"{name}.txt"
     path.write_text(f"{name} " + " ".join(str(number * number) for number in range(5000))[:30_000])
     return f"{key}=[{path}]"
 
 
 def call(*arguments: str) -> tuple[int, str]:
-    """The command line in this process: exit code, and the message it exits with."""
+    """Run the command line in this process, and return the exit code and the message that it exits with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["mxstudy", *latest(arguments)])
         try:

@@ -1,4 +1,4 @@
-"""Runs the command line up to where jobs would be launched."""
+"""Run the command line up to the point where jobs would be launched."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ Jobs = Sequence[Sequence[str]]
 
 
 def compose(*arguments: str, each_value_once: bool = False) -> list[Composed]:
-    """The jobs of `python -m mxstudy ARGUMENTS`; on request only enough of them to see every override once."""
+    """Return the jobs of `python -m mxstudy ARGUMENTS`.
+
+    With `each_value_once` it returns only enough of them to see every override once.
+    """
     loader, master, jobs = handed_over(*arguments)
     return list(cli.compose(loader, master, covering(jobs) if each_value_once else jobs))
 
 
 def compose_job(*overrides: str) -> Composed:
-    """One job, without composing the primary config for it as well: half the time."""
+    """Compose one job without composing the primary config as well, which takes half the time."""
     loader, master, _ = an_experiment()
     (one,) = cli.compose(loader, master, [overrides])
     return one
 
 
 def validated(composed: Composed) -> Any:
-    """Its config. Raises ConfigError."""
+    """Return its config. Raises ConfigError."""
     (found,) = validate([composed])
     if isinstance(found, ConfigError):
         raise found
@@ -39,7 +42,7 @@ def validated(composed: Composed) -> Any:
 
 
 def handed_over(*arguments: str) -> tuple[Any, Any, Jobs]:
-    """What Hydra hands to mxstudy.cli.launch_jobs: its loader, the primary config, the jobs' overrides."""
+    """Return what Hydra hands to mxstudy.cli.launch_jobs: its loader, the primary config, the jobs' overrides."""
     taken: list[tuple[Any, Any, Jobs]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["mxstudy", *arguments])

@@ -2,7 +2,7 @@ import os
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["OMP_NUM_THREADS"] = "1"  # the workers share the cores, and what is computed here is too small for two
+os.environ["OMP_NUM_THREADS"] = "1"  # the workers share the cores, and tensors here are too small for two threads
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
@@ -22,32 +22,32 @@ from traced import run_graphs_as_they_are
 from mxstudy.tracking.folder import RunFolder, find_runs
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which whatever compiles may do first
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which any compilation may do first
 
 torch.set_num_threads(1)
-os.fsync = lambda descriptor: None  # takes milliseconds each time, and what it is good for is a failure of power
+os.fsync = lambda descriptor: None  # takes milliseconds each time, and only a power failure needs it
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that may take longest, for the last one that is begun is waited for."""
+    """Begin with the tests that may take longest, because the last test that begins keeps the others waiting."""
     limits = {item: marker.args[0] for item in items if (marker := item.get_closest_marker("timeout"))}
     items.sort(key=lambda item: -limits.get(item, 0))
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, and the one that commands run in."""
+    """Return an empty folder, which is also the one that commands run in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def figure_rules() -> Iterator[None]:
-    """Every figure that the test has drawn breaks no rule."""
+    """Check that every figure that the test has drawn breaks no rule."""
     from figure_rules import broken  # takes a second, and chooses matplotlib's backend
     from matplotlib import pyplot as plt
 
-    plt.close("all")  # those of other tests
+    plt.close("all")  # figures of other tests
     yield
     drawn = [plt.figure(number) for number in plt.get_fignums()]
     found = [rule for figure in drawn for rule in broken(figure)]
@@ -62,13 +62,13 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The override that has all runs prepare a corpus once."""
+    """Return the override that has all runs prepare a corpus once."""
     return f"cache_dir={tmp_path_factory.mktemp('cache')}"
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, cache: str) -> RunFolder:
-    """A run of ten steps, MXNorm p=2 in MXFP8, to be read and not to be written to."""
+    """Return a run of ten steps, MXNorm p=2 in MXFP8, to be read and not to be written to."""
     folder, arm = tmp_path_factory.mktemp("trained"), ("norm=mxnorm_p2", "precision=mxfp8")
     run_here(folder, "+experiment=quickstart", *arm, "+debug=tiny", "runs_dir=runs", "tracking=none", cache)
     (found,) = find_runs(folder / "runs")
@@ -82,7 +82,7 @@ def evaluation_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def students(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A stack of two students after twelve steps, to be read and not to be written to."""
+    """Return a stack of two students after twelve steps, to be read and not to be written to."""
     folder = tmp_path_factory.mktemp("students")
     run_here(folder, "+experiment=student_teacher", "+debug=tiny", "runs_dir=runs", "tracking=none")
     (found,) = find_runs(folder / "runs")
@@ -91,7 +91,7 @@ def students(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database takes two seconds to make, and none to copy."""
+    """Return a database to copy: making one takes two seconds, and copying none."""
     from mxstudy.tracking.mlflow_store import create_store  # imports MLflow
 
     path, said = tmp_path_factory.mktemp("store") / "new" / "mlflow.db", io.StringIO()
@@ -111,7 +111,10 @@ def uri(tmp_path: Path, empty_store: Path) -> str:
 def given_to(
     trained: RunFolder, students: RunFolder, evaluation_sets: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], list[str]]:
-    """What an experiment or sweep cannot do without, and does not say: a checkpoint, questions, a parent, a text."""
+    """Return the overrides that an experiment or sweep needs and does not set.
+
+    They name a checkpoint, questions, a parent or a text.
+    """
     checkpoint = f"checkpoint={trained.path}"
     data = f"evaluation.data_dir={evaluation_sets}"
     given = {

@@ -1,4 +1,4 @@
-"""What `tests/digests.py` trains: every precision with every norm, and what else changes the arithmetic, by name.
+"""Define what `tests/digests.py` trains, by name: every precision with every norm, and all else that changes the bits.
 
 A config is plain data, as `mxstudy.config.read_run` takes it.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 Values = dict[str, Any]
 STEPS = 6
-BACKENDS = ("auto", "modules")  # as it comes, and module by module
+BACKENDS = ("auto", "modules")  # the backend that a run chooses, and module by module
 
 # The rows of PRECISIONS as they were when the first digests were recorded.
 PRECISIONS = (
@@ -33,11 +33,11 @@ NORMS: dict[str, Values | None] = {
     "none": None,
 }
 OF_DECODERS = ("rmsnorm", "mxnorm_p2", "rmsnorm_folded", "mxnorm_p1", "mxnorm_postround", "layernorm")
-BOTH_BACKENDS = ("rmsnorm", "mxnorm_p2")  # on CPU too, where a test holds that they are the same
+BOTH_BACKENDS = ("rmsnorm", "mxnorm_p2")  # on CPU too, where a test holds that both are the same
 OF_STUDENTS = ("layernorm_bias", "rmsnorm", "mxnorm_p2", "none")
 ROWS_OF_STUDENTS = ("mxfp8", "mx_mix", "mxfp8_bf16_act", "mxfp6_e2m3", "mxfp4", "bf16", "fp32", "fp8_tensor")
 
-# By dotted key, with a name. Of padded blocks some have to be partly full.
+# Dotted keys with values, by name. Some of the padded blocks must be partly full.
 DECODER_OPTIONS: dict[str, Values] = {
     "gelu": {"model.mlp": "gelu"},
     "relu2": {"model.mlp": "relu2"},
@@ -86,7 +86,7 @@ STUDENT_OPTIONS: dict[str, Values] = {
     "public_code": PUBLIC_CODE,
 }
 
-# A few of each kind: what is compiled, for that takes half a minute a case.
+# A few of each kind are compiled, which takes half a minute per case.
 COMPILED = (
     *(f"decoder/auto/{row}/{norm}" for row in ("mxfp8", "mx_mix", "mxfp4", "bf16") for norm in BOTH_BACKENDS),
     *(f"decoder/auto/{row}/rmsnorm" for row in ("mxfp8_bf16_act", "mxfp6_e2m3", "fp8_tensor", "nvfp4_forward_only")),
@@ -95,7 +95,7 @@ COMPILED = (
     *(f"decoder/auto/mxfp8/mxnorm_p2/{option}" for option in ("gelu", "away", "pre_round", "two_layers")),
     *("student/mxfp8/layernorm_bias", "student/mxfp8/mxnorm_p2", "student/mxfp8/layernorm_bias/public_code"),
 )
-# A few seconds of one core: every precision with two norms.
+# Cases that take a few seconds of one core: every precision with two norms.
 QUICK = (
     *(f"decoder/auto/{row}/{norm}" for row in PRECISIONS for norm in BOTH_BACKENDS),
     *("student/mxfp8/layernorm_bias", "student/mx_mix/mxnorm_p2", "student/mxfp8/layernorm_bias/public_code"),
@@ -103,7 +103,7 @@ QUICK = (
 
 
 def decoder(row: str, norm: str, options: Values, device: str = "cpu") -> Values:
-    """The config of a pre-training: of one block, and on a GPU of sizes that kernels are made for."""
+    """Return the config of a pre-training of one block, on a GPU in sizes that kernels are made for."""
     values = {
         "study": "pretrain",
         "model": {"num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 64, "init_std": 0.1}
@@ -121,7 +121,7 @@ def decoder(row: str, norm: str, options: Values, device: str = "cpu") -> Values
 
 
 def student(row: str, norm: str, options: Values, device: str = "cpu") -> Values:
-    """The config of a stack of two students."""
+    """Return the config of a stack of two students."""
     values = {
         "study": "student_teacher",
         "seeds": [3, 5],
@@ -146,7 +146,7 @@ def precision(row: str) -> Values:
 
 
 def changed(values: Values, options: Values) -> Values:
-    """Return the values with the options, which have dotted keys, in them."""
+    """Return the values, changed by the options, which have dotted keys."""
     for key, value in options.items():
         *parents, last = key.split(".")
         inner = values
@@ -157,7 +157,7 @@ def changed(values: Values, options: Values) -> Values:
 
 
 def cases(device: str = "cpu") -> dict[str, tuple[Values, str]]:
-    """{name: (config, backend)}; a stack of students knows one backend."""
+    """Return {name: (config, backend)}. A stack of students knows one backend."""
     return dict(itertools.chain(decoders(device), students(device)))
 
 
@@ -187,6 +187,9 @@ def students(device: str) -> Iterator[tuple[str, tuple[Values, str]]]:
 
 
 def chosen(patterns: list[str], device: str, compile: bool) -> list[str]:
-    """Names of the cases that fit a pattern; without patterns all, or those that are worth compiling."""
+    """Return the names of the cases that match a pattern.
+
+    Without patterns, return all names, or with `compile` those that are worth compiling.
+    """
     asked = patterns or (list(COMPILED) if compile else ["*"])
     return [name for name in cases(device) if any(fnmatchcase(name, pattern) for pattern in asked)]

@@ -1,12 +1,12 @@
-"""Digests of six steps of small models, in every precision and norm: what a change of the code must not change.
+"""Record digests of six steps of small models, in every precision and norm, which a change of the code must keep.
 
     python tests/digests.py --out FILE [--device cuda] [--compile] [--jobs 8] [PATTERN ...]
     python tests/digests.py --compare FILE FILE
 
-The package is the one on PYTHONPATH, so that one copy of this file can ask two commits in turn; it needs neither pytest
-nor anything else that only tests have. A case's digests are of its losses, of its last gradients and of its last
-weights, 16 hexadecimal digits each; or it is refused, and says so. Numbers depend on the processor and on torch's
-version, which the file names: two files are compared where these agree.
+The package is the one on PYTHONPATH, so that one copy of this file can test two commits in turn. It needs neither
+pytest nor anything else that only tests have. A case has digests of its losses, of its last gradients and of its last
+weights, 16 hexadecimal digits each, or the message with which it was refused. Numbers depend on the processor and on
+torch's version, which the file names: compare only files in which these agree.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REFUSED = "refused"
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """Sixteen digits of the sha256 of all bytes."""
+    """Return sixteen digits of the sha256 of all bytes."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
@@ -57,7 +57,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 
 def batches(run: config.Pretrain, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
-    """Random tokens, each said twice, so that there is something to learn."""
+    """Yield random tokens, each repeated once, so that there is something to learn."""
     shape = run.train.batch_size, run.train.sequence_length // 2 + 1
     for step in range(run.train.steps):
         draw = torch.Generator().manual_seed(step)
@@ -66,7 +66,7 @@ def batches(run: config.Pretrain, device: torch.device) -> Iterable[tuple[Tensor
 
 
 def with_backend(run: config.Pretrain, backend: str) -> config.Pretrain:
-    """The run that takes it, where a config can say so."""
+    """Return the run with that backend, if a config can set it."""
     if backend == "auto" or "reference" not in backends():
         return run
     reference = dataclasses.replace(run.precision, backend="reference")  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def with_backend(run: config.Pretrain, backend: str) -> config.Pretrain:
 
 
 def set_backend(model: nn.Module, backend: str) -> None:
-    """The same where a config cannot, after `apply_precision`."""
+    """Set the backend after `apply_precision`, where a config cannot."""
     if backend == "modules" and "reference" not in backends():
         for block in model.layers:  # type: ignore[union-attr]
             block.fused = None  # type: ignore[assignment]
@@ -85,7 +85,7 @@ def backends() -> tuple[str, ...]:
 
 
 def train_decoder(run: config.Pretrain, backend: str, device: torch.device) -> list[str]:
-    """Digests of losses, gradients and weights. Raises ConfigError for what cannot be had."""
+    """Return digests of losses, gradients and weights. Raises ConfigError for what cannot be had."""
     run = with_backend(run, backend)
     configure_torch(run.train.compile, run.train.deterministic)
     model = build_model(run)
@@ -107,7 +107,7 @@ def train_decoder(run: config.Pretrain, backend: str, device: torch.device) -> l
 
 
 def train_students(run: config.StudentTeacher, device: torch.device) -> list[str]:
-    """The same of a stack; its gradients are known by their norms and by the optimizer's moments."""
+    """Return the same for a stack, with gradients represented by their norms and the optimizer's moments."""
     configure_torch(run.train.compile)
     stack = Stack(run, device)
     losses, norms = [], []
@@ -121,7 +121,10 @@ def train_students(run: config.StudentTeacher, device: torch.device) -> list[str
 
 
 def take_no_timings() -> None:
-    """Inductor tries some kernels, and takes the fastest; of a sum in another order, then, if chance has it so."""
+    """Stop Inductor from timing kernels to choose the fastest.
+
+    The fastest may sum in another order, so chance would decide the bits.
+    """
     import torch._inductor.config as inductor
 
     if hasattr(inductor, "deterministic"):
@@ -129,7 +132,7 @@ def take_no_timings() -> None:
 
 
 def run_case(name: str, device: str = "cpu", compile: bool = False) -> str:
-    """Its digests in a line, or that it is refused, or the error that it ends in."""
+    """Return the case's digests in a line, or its refusal, or the error that it ends in."""
     torch.set_num_threads(1)
     values, backend = cases(device)[name]
     values["train"] |= {"compile": compile, "device": device}
@@ -142,7 +145,7 @@ def run_case(name: str, device: str = "cpu", compile: bool = False) -> str:
         return " ".join(train_decoder(typing.cast(config.Pretrain, run), backend, torch.device(device)))
     except ConfigError:
         return REFUSED
-    except Exception as error:  # the other cases go on
+    except Exception as error:  # the other cases continue
         return f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
 
 
@@ -150,7 +153,7 @@ def run_case(name: str, device: str = "cpu", compile: bool = False) -> str:
 
 
 def machine(device: str = "cpu") -> dict[str, str]:
-    """What the bits of a sum depend on beside the code: torch's build, and the kind of processor."""
+    """Return what the bits of a sum depend on beside the code: torch's build, and the kind of processor."""
     if device == "cuda":
         return {"torch": torch.__version__, "processor": torch.cuda.get_device_name()}
     said = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
@@ -162,7 +165,10 @@ def machine(device: str = "cpu") -> dict[str, str]:
 
 
 def record(names: Sequence[str], device: str, compile: bool, jobs: int, out: Path | None = None) -> Record:
-    """Of all those cases. `out` is written anew after each of them, in case that there is no time for all."""
+    """Return the records of all those cases.
+
+    `out` is written anew after each case, in case the time runs out.
+    """
     work = partial(run_case, device=device, compile=compile)
     recorded: Record = {"about": machine(device) | {"steps": STEPS, "compile": compile}, "cases": {}}
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) if jobs > 1 else nullcontext() as pool:
@@ -174,13 +180,13 @@ def record(names: Sequence[str], device: str, compile: bool, jobs: int, out: Pat
 
 
 def to_json(recorded: Record) -> str:
-    """A line a case."""
+    """Return the JSON with one line per case."""
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(said)}" for name, said in recorded["cases"].items())
     return f'{{\n "about": {json.dumps(recorded["about"])},\n "cases": {{\n{lines}\n }}\n}}\n'
 
 
 def differences(one: Record, other: Record) -> list[str]:
-    """A line for every case of which two records say different things, or only one says something."""
+    """Return a line for every case about which two records differ, or that only one of them has."""
     lines = [f"about: {one['about']} and {other['about']}"] if one["about"] != other["about"] else []
     parts = "losses", "gradients", "weights"
     for name in sorted(one["cases"].keys() | other["cases"].keys()):

@@ -1,4 +1,4 @@
-"""Many cases in one test: for those that take milliseconds, where pytest's own work would take longer than the test."""
+"""Run many cases in one test, for cases of milliseconds, where pytest's own work would take longer than the test."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-FAILURES = (Exception, pytest.fail.Exception)  # what pytest.raises fails with is no Exception
+FAILURES = (Exception, pytest.fail.Exception)  # pytest.raises fails with something that is no Exception
 
 
 def each(names: str | tuple[str, ...], rows: Iterable[Any], ids: Any = None) -> Callable[[Any], Any]:
-    """Like pytest.mark.parametrize, but one test goes through the rows, and all combinations if it is there twice.
+    """Parametrise like pytest.mark.parametrize, but run all rows in one test, and all combinations if used twice.
 
-    All cases run, whichever fail; the error is that of the first, and names all. A case shares its fixtures with the
-    others, so a test that changes one has to be parametrised.
+    All cases run, whichever fail. The error is that of the first, and names all. Cases share their fixtures, so a test
+    that changes a fixture has to be parametrised.
     """
     axis = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
     values = [tuple(row) if len(axis) > 1 or isinstance(names, tuple) else (row,) for row in rows]
@@ -67,7 +67,7 @@ def run_all(test: Callable[..., None], cases: Iterable[Any], fixtures: Mapping[s
 
 
 def slow_but(kept: Iterable[Any], values: Iterable[Any]) -> list[Any]:
-    """Rows of pytest.mark.parametrize, marked slow but for those that stand for the others in make test.
+    """Return rows of pytest.mark.parametrize, all marked slow except those that represent the others in make test.
 
     A tuple is a row of several parameters.
     """

@@ -1,4 +1,4 @@
-"""A copy of the package that is edited as a reader of the README would edit it, and run."""
+"""Make a copy of the package that is edited as a reader of the README would edit it, and run it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mxstudy.tracking.journal import read_journal
 
 ROOT = Path(__file__).parent.parent
 PARTS = ("mxstudy", "conf", "sweeps", "hydra_plugins")
-SAME = ("train.device=cpu",)  # of every run, so that numbers can be compared to the bit
+SAME = ("train.device=cpu",)  # set for every run, so that numbers can be compared to the bit
 
 
-# A process that has imported what takes seconds, the package aside, and is forked for each command that it reads: a
-# line of JSON with the folder to run in, the file to say it to, and the arguments. It answers with the exit code.
+# A process that has imported everything slow except the package, and forks for each command that it reads. A command is
+# a line of JSON with the folder to run in, the file for its output, and the arguments. The answer is the exit code.
 SERVER = """
 import json, os, runpy, sys
 import torch, torch._inductor.standalone_compile, torch.distributed.checkpoint, torch.distributed.fsdp, torch._dynamo
@@ -49,7 +49,7 @@ runpy.run_module("mxstudy", run_name="__main__", alter_sys=True)
 
 @functools.cache
 def server() -> subprocess.Popen[str]:
-    """It ends when the tests do, which close its input."""
+    """Start the server, which ends with the tests, because they close its input."""
     path = os.pathsep.join(part for part in sys.path if part and not Path(part, "mxstudy").exists())
     return subprocess.Popen(
         [sys.executable, "-c", SERVER],
@@ -71,7 +71,7 @@ class Block(NamedTuple):
 
 
 class Copy:
-    """The package in a folder of its own. `cache`: a folder that all copies share, of tokenised corpora."""
+    """The package in a folder of its own. All copies share `cache`, a folder of tokenised corpora."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.folder, self.cache = folder, cache
@@ -92,7 +92,7 @@ class Copy:
         (self.folder / path).write_text(text.replace(old, new))
 
     def run(self, command: str, *words: str) -> tuple[int, str]:
-        """Exit code, and what the command said; it is one of `python -m mxstudy`."""
+        """Run a command of `python -m mxstudy`, and return its exit code and output."""
         python, *rest = shlex.split(command)
         assert (python, rest[:2]) == ("python", ["-m", "mxstudy"])
         output = self.folder / "said"
@@ -104,7 +104,7 @@ class Copy:
         return int(answers.readline()), output.read_text()
 
     def trained(self, command: str, *words: str) -> str:
-        """What the command said, which ended well."""
+        """Return the output of the command, which must end well."""
         code, said = self.run(command, *words)
         assert code == 0, said
         return said
@@ -114,18 +114,18 @@ class Copy:
 
 
 def journal_in(folder: Path, runs: str = "runs/rehearsals") -> list[dict[str, Any]]:
-    """Of the one run in that folder, beside what `rerun` has moved away."""
+    """Return the journal of the one run in that folder, without what `rerun` has moved away."""
     (path,) = (path for path in folder.glob(f"{runs}/*/*/metrics.jsonl") if ".old" not in path.parent.name)
     return read_journal(path)
 
 
 def losses_in(folder: Path, runs: str = "runs/rehearsals") -> list[float]:
-    """Of training and validation."""
+    """Return the losses of training and validation."""
     return [row[key] for row in journal_in(folder, runs) for key in ("loss", "validation_loss") if key in row]
 
 
 def added(text: str, block: Block) -> str:
-    """The text of a Python file with the block in it."""
+    """Return the text of a Python file with the block in it."""
     (statement,) = (node for node in ast.parse(text).body if block.name in names_of(node))
     lines = text.splitlines(keepends=True)
     if block.where == "above":
@@ -151,7 +151,7 @@ def names_of(node: Any) -> set[str]:
 
 
 def last_row(statement: Any) -> tuple[Any, Any]:
-    """The beginning and the end of the last row of a table, of the last line of a class, or of a union."""
+    """Return the beginning and the end of the last row of a table, of the last line of a class, or of a union."""
     if isinstance(statement, ast.ClassDef):
         return statement.body[-1], statement.body[-1]
     value = statement.value

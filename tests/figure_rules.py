@@ -1,4 +1,4 @@
-"""What holds of every figure, whatever it shows."""
+"""Check the rules that hold for every figure, whatever it shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEAR = 1.0  # pixels by which boxes may touch
 
 
 def check_saved(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Have figures checked in place of saved, and their files left empty; return what each breaks, by its name."""
+    """Check figures in place of saving them, write empty files, and return the rules that each breaks, by its name."""
     found: dict[str, list[str]] = {}
 
     def save(figure: Figure, path: Path) -> None:
@@ -31,7 +31,7 @@ def check_saved(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
 
 def broken(figure: Figure) -> list[str]:
-    """Return the rules that a figure breaks, in words; it is drawn once."""
+    """Draw a figure once, and return the rules that it breaks, in words."""
     figure.draw_without_rendering()
     panels = [axes for axes in figure.axes if axes.get_visible()]
     legends = [*figure.legends, *(axes.legend_ for axes in panels if axes.legend_)]

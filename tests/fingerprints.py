@@ -1,9 +1,9 @@
-"""The fingerprints of every experiment and of every sweep's jobs, as recorded: a run is found by them, years later.
+"""Record the fingerprints of every experiment and of every sweep's jobs, by which runs are found years later.
 
     python tests/fingerprints.py [--replace]
 
-adds those of new experiments and sweeps to tests/fixtures/fingerprints.json, and says which others have changed; it
-writes these too where it is told to replace. Device and corpus are the same for all: what is held is the config's part.
+adds those of new experiments and sweeps to tests/fixtures/fingerprints.json, and says which others have changed. With
+--replace it writes these too. Device and corpus are the same for all, so that only the config's part is recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mxstudy.config import fingerprint, read_run
 PATH = Path(__file__).parent / "fixtures" / "fingerprints.json"
 KINDS = ("experiment", "sweep")
 FORKED, READ = ["parent=RUN", "at_step=9"], ["checkpoint=RUN"]
-# What they cannot do without; it is not in the fingerprint's config, but in its corpus.
+# What they cannot do without. It is not in the fingerprint's config, but in its corpus.
 GIVEN = {
     "interventions": FORKED,
     "interventions_public_code": FORKED,
@@ -31,24 +31,24 @@ GIVEN["generate"] = [*READ, "prompt=text"]
 
 
 def names() -> list[str]:
-    """Of all experiments and sweeps, like sweep/quickstart."""
+    """Return the names of all experiments and sweeps, like sweep/quickstart."""
     return [f"{kind}/{name}" for kind in KINDS for name in sorted(cli.groups()[kind])]
 
 
 def fingerprint_of(config: Any) -> str:
-    """Its first twelve digits, on a GPU with no corpus."""
+    """Return the first twelve digits of its fingerprint, on a GPU with no corpus."""
     return fingerprint(config, "cuda", {})[:12]
 
 
 def composed(name: str) -> list[str]:
-    """Those of its jobs, in order."""
+    """Return the fingerprints of its jobs, in order."""
     kind, _, choice = name.partition("/")
     loader, master, jobs = handed_over(f"+{kind}={choice}", *GIVEN.get(choice, []))
     return [fingerprint_of(read_run(one.values)) for one in cli.compose(loader, master, jobs)]
 
 
 def recorded(name: str) -> list[str]:
-    """Those that it had. Raises KeyError for one that has none yet."""
+    """Return its recorded fingerprints. Raises KeyError if it has none yet."""
     found = all_recorded()
     if name not in found:
         raise KeyError(f"{name} has no fingerprints in {PATH.name}; `python tests/fingerprints.py` adds them")
@@ -60,7 +60,7 @@ def all_recorded() -> dict[str, list[str]]:
 
 
 def write(found: dict[str, list[str]]) -> None:
-    """A line for each."""
+    """Write one line per name."""
     PATH.write_text(json.dumps({name: " ".join(found[name]) for name in sorted(found)}, indent=0) + "\n")
 
 

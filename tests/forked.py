@@ -1,6 +1,6 @@
-"""Where the tests' processes come from: a server that has imported what they need, and is forked for each.
+"""Start the tests' processes from a server that has imported what they need, and forks for each.
 
-There is one server in a process, and who starts it decides what it imports; so all of them ask here.
+There is one server per process. Whoever starts it decides what it imports, so all tests start theirs here.
 """
 
 from __future__ import annotations
@@ -29,5 +29,8 @@ def context() -> ForkServerContext:
 
 
 def leave_imports_alone() -> None:
-    """A garbage collector that looks through them copies their pages and takes a quarter of a short run's time."""
+    """Keep the garbage collector away from imported modules.
+
+    Looking through them copies their pages, which takes a quarter of a short run's time.
+    """
     gc.freeze()

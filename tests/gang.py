@@ -1,4 +1,4 @@
-"""Several processes that were started together, on this machine, in the place of torchrun or srun."""
+"""Start several processes together, on this machine, in place of torchrun or srun."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def started(folder: Path, size: int, work: Callable[..., Any], *arguments: Any) -> Iterator[list[ForkServerProcess]]:
-    """`work(*arguments)` in each of so many processes, whose results and outputs go to files in `folder`."""
+    """Run `work(*arguments)` in each of so many processes, whose results and outputs go to files in `folder`."""
     folder.mkdir(exist_ok=True, parents=True)
     port, context = free_port(), forked.context()
     gang = [context.Process(target=_rank, args=(folder, rank, size, port, work, arguments)) for rank in range(size)]
@@ -47,7 +47,7 @@ def started(folder: Path, size: int, work: Callable[..., Any], *arguments: Any) 
 
 
 def together(folder: Path, size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `work(*arguments)` returned in each rank; all must end well."""
+    """Return what `work(*arguments)` returned in each rank. All must end well."""
     with started(folder, size, work, *arguments) as gang:
         codes = ended(gang)
         assert codes == [0] * size, said(folder)
@@ -55,7 +55,7 @@ def together(folder: Path, size: int, work: Callable[..., Any], *arguments: Any)
 
 
 def ended(gang: list[ForkServerProcess], timeout_s: float = 270.0) -> list[int | None]:
-    """Exit codes; None of one that still runs then."""
+    """Return the exit codes, and None for a process that still runs then."""
     until_s = time.monotonic() + timeout_s
     for process in gang:
         process.join(max(0.0, until_s - time.monotonic()))
@@ -93,10 +93,10 @@ def killed_after(run: Path, step: int, folder: Path) -> Path:
 
 
 def train(path: Path, mishap: str = "", patience_s: float | None = None) -> str:
-    """The run of that folder, as a launcher has it trained in each process; returns its state.
+    """Train the run of that folder as a launcher does in each process, and return its state.
 
-    `mishap`: what happens to rank 1, or to rank 0 with `first` in it, as it fetches its batch of step 5.
-    `patience_s`: with hearts that have stopped.
+    `mishap` is what happens to rank 1, or to rank 0 with `first` in it, as it fetches its batch of step 5. `patience_s`
+    is how long the ranks wait for one without a heartbeat.
     """
     folder, rank = RunFolder(path), int(os.environ["RANK"])
     if patience_s:

@@ -1,4 +1,4 @@
-"""Tables of runs that were never made: the jobs of a sweep, with losses by hand."""
+"""Make tables of runs that were never trained: the jobs of a sweep, with losses by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def runs_of(*words: str) -> pd.DataFrame:
 
 
 def with_losses(of: Question, more: dict[str, float]) -> pd.DataFrame:
-    """Return the runs of the sweep: a seed's loss is its own, and an arm's is so much more."""
+    """Return the sweep's runs with losses: each seed has its own, and an arm adds the given difference."""
     runs = runs_of(f"+sweep={of.sweep}")
     loss = 3 + runs["config.seed"] / 10 + np.random.default_rng(0).normal(0, 1e-4, len(runs))
     for name, arm in of.arms.items():

@@ -1,4 +1,4 @@
-"""A run's mirror in MLflow, and what has arrived there."""
+"""Mirror a run to MLflow, and return what has arrived there."""
 
 from __future__ import annotations
 

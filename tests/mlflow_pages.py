@@ -7,7 +7,7 @@ from pathlib import Path
 
 @functools.cache
 def pages() -> str:
-    """Return the scripts of MLflow's pages, as they are installed."""
+    """Return the scripts of the installed MLflow's pages."""
     server = importlib.import_module("mlflow.server")
     scripts = sorted((Path(str(server.__file__)).parent / "js" / "build" / "static" / "js").glob("*.js"))
     assert scripts

@@ -1,4 +1,4 @@
-"""The files of conf/precision that have recipes of their own."""
+"""Load the files of conf/precision that have recipes of their own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ NEEDS = {"fp8_blockwise": ["precision.pad_blocks=true"]}  # its blocks do not di
 
 
 def of_file(name: str, *words: str) -> config.Precision:
-    """The precision of that file, with these overrides."""
+    """Return the precision of that file, with its overrides."""
     values = compose_job("+experiment=quickstart", f"precision={name}", *NEEDS.get(name, []), *words).values
     return read(config.Precision, values["precision"])

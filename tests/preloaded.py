@@ -1,4 +1,4 @@
-"""What a command has to do once in a process, which children of the server need not do again: reading all sweeps."""
+"""Do what a command must do once in a process, and children of the server need not repeat: reading all sweeps."""
 
 from mxstudy import cli
 

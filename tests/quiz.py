@@ -1,4 +1,4 @@
-"""One hand-written row of every task's data set, and folders of them: what stands in for the real ones."""
+"""Hold one hand-written row of every task's data set, and write folders of them in place of the real ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from mxstudy.evaluation.olmes import TASKS
 
-DATA = Path(__file__).parents[2] / "shared" / "data" / "olmes"  # the real ones; not part of the project
+DATA = Path(__file__).parents[2] / "shared" / "data" / "olmes"  # the real ones, which are not part of the project
 ARC = {
     "question": "What melts?",
     "choices": {"text": ["ice", "rock", "air"], "label": ["1", "2", "3"]},
@@ -50,17 +50,20 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
-TEXTS = ("question", "question_stem", "goal", "activity_label", "sentence")  # what a question's text is in
+TEXTS = ("question", "question_stem", "goal", "activity_label", "sentence")  # the fields that hold a question's text
 
 
 def another(row: dict[str, Any], number: int) -> dict[str, Any]:
-    """A row with another question, the same for the same number."""
+    """Return a row with another question, the same for the same number."""
     text = next(field for field in TEXTS if field in row)
     return row | {text: f"{number} {row[text]}"}
 
 
 def write_sets(folder: Path, rows: int = 5) -> Path:
-    """Every task's split, so many times its row, and other rows to show; MMLU's of two subjects, with a split dev."""
+    """Write every task's split with so many copies of its row, and other rows to show.
+
+    MMLU has two subjects, with a split dev.
+    """
     for name, task in TASKS.items():
         write_rows(folder / f"{name}.{task.split}.jsonl", [ROWS[name]] * rows)
         for split in ("train", "shots"):

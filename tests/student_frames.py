@@ -1,4 +1,4 @@
-"""Frames of results.load as stacks of students have them, made without any."""
+"""Make frames of results.load as stacks of students have them, without any stack."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from analysis.students import arms
 
 
 def replica(fingerprint: str, number: int = 0, *, lost: float = math.nan, **columns: object) -> dict[str, object]:
-    """A row of results.load(.., "runs"): one that learns, or diverges at step `lost`."""
+    """Return a row of results.load(.., "runs") for a replica that learns, or diverges at step `lost`."""
     return {
         "fingerprint": fingerprint,
         "replica": number,

@@ -1,6 +1,6 @@
-"""The tutorial's end and the guides, followed to the letter: every block goes where its first line says, and is run.
+"""The tutorial's end and the guides work to the letter: every block goes where its first line says, and is run.
 
-Then three ideas that a new user had before there were recipes: each trains as itself or is refused, never ignored.
+After them come three ideas that a new user had before there were recipes: each trains as itself or is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMMAND = re.compile(r"^    (python -m mxstudy .*)$", re.MULTILINE)
 RUN = "python -m mxstudy +experiment=quickstart +debug=tiny tracking=none"
 REFERENCE = "precision.backend=reference"
 
-# Of each recipe: the choices of a run that differs from it in the idea alone, and what the plan says of its blocks.
+# {recipe: the choices of a run that differs from it in the idea alone, and what the plan says about its blocks}
 RECIPES = {
     "An experiment": (("precision=mxfp8",), "3 blocks: fused\n"),
     "A change of your own": ((), "3 blocks: fused\n"),
@@ -54,7 +54,7 @@ class Recipe(NamedTuple):
 
 
 def recipes() -> dict[str, Recipe]:
-    """By its heading; a block that no reader could place, or a recipe without one command, is an error."""
+    """Return the recipes by heading. A block without a place, or a recipe without exactly one command, is an error."""
     found = {}
     sections = [part for page in PAGES for part in page.read_text().split("\n## ")[1:] if BEGINS.match(part)]
     for name, text in (section.split("\n", 1) for section in sections):
@@ -72,7 +72,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def losses_of(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[..., list[float]]:
-    """Of the quickstart's rehearsal by the package as it is, with these choices."""
+    """Return the losses of the quickstart's rehearsal by the package as it is, with these choices."""
     known: dict[tuple[str, ...], list[float]] = {}
 
     def losses_of(*choices: str) -> list[float]:
@@ -91,7 +91,7 @@ def copy(tmp_path: Path, cache: Path) -> Copy:
 
 
 def follow(name: str, copy: Copy) -> str:
-    """Follow that recipe in the copy; returns what its command said."""
+    """Follow that recipe in the copy, and return what its command printed."""
     recipe = recipes()[name]
     for block in recipe.blocks:
         copy.add(block)
@@ -112,7 +112,7 @@ def test_what_is_added_changes_the_numbers_and_the_plan_names_its_backend(
     losses, without = copy.losses(), losses_of(*choices)
     assert len(losses) == len(without)
     assert losses != without
-    assert losses == pytest.approx(without, abs=0.5)  # of 4 to 6 nats
+    assert losses == pytest.approx(without, abs=0.5)  # the losses are 4 to 6 nats
 
 
 def test_an_experiment_is_the_choices_that_it_makes(copy: Copy, losses_of: Callable[..., list[float]]) -> None:
@@ -181,7 +181,7 @@ CASTS, MATMUL = "mxstudy/config/casts.py", "mxstudy/numerics/gemms.py"
 
 
 def recipe(name: str, operand: str, **of_one: str) -> Block:
-    """A file of conf/precision: MXFP4, but for what one operand's cast says besides."""
+    """Return a file of conf/precision: MXFP4, except for what one operand's cast says."""
     settings = "".join(f", {key}: {value}" for key, value in of_one.items())
     operands = ("forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x")
     casts = "".join(f"    {each}: {{format: E2M1{settings if each == operand else ''}}}\n" for each in operands)

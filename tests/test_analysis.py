@@ -1,4 +1,4 @@
-"""Each figure from runs that were written by hand: it is drawn, it shows what the journal says, it is not empty."""
+"""Each figure is drawn from runs written by hand, shows what the journal says, and is not empty."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NORMS = ["layers.0.attention_norm", "layers.0.ffn_norm", "layers.1.attention_nor
 
 
 def training(runs: Path, arm: int) -> RunFolder:
-    """A run with both probes on at every tenth step."""
+    """Write a run with both probes on at every tenth step."""
     choices = dict(word.split("=") for word in LABELS[arm].split())
     norm = {"kind": "mxnorm", "p": 2.0} if choices["norm"] == "mxnorm_p2" else {"kind": choices["norm"]}
     plan = {"schedule": [{"plan": {"layers.*": choices["precision"]}}]}
@@ -63,16 +63,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def name_of(script: ModuleType) -> str:
-    """What the table of figures calls the only one of the script, or the one that is named after it."""
+    """Return the figure's name: the only one of this script, or the one named after it."""
     own = [figure for figure in ALL if figure.module == script.__name__]
     (name,) = (figure.name for figure in own if len(own) == 1 or not figure.script)
     return name
 
 
 def drawn(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Figure:
-    """The figure that the script would save, which breaks no rule."""
+    """Return the figure that the script would save, which breaks no rule."""
     figures: list[Figure] = []
-    for module in (style, script):  # a script that is all style.make_figure has no save of its own
+    for module in (style, script):  # a script that only calls style.make_figure has no save of its own
         monkeypatch.setattr(module, "save", lambda figure, chosen, caption: figures.append(figure), raising=False)
     script.main(arguments)
     assert broken(figures[0]) == []
@@ -89,7 +89,7 @@ def test_a_figure_is_saved_twice_and_its_path_is_printed(
 
 
 def check_saved_twice(script: ModuleType, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a new folder: the figure of these runs is a PNG, whose path is printed, and a PDF."""
+    """Draw the figure of these runs into a new folder, and check its PNG, whose path is printed, and its PDF."""
     script.main(["--runs", str(runs)])
     name = name_of(script)
     assert capsys.readouterr().out == f"figures/{name}.png\n"

@@ -1,4 +1,4 @@
-"""Figures of the approximation study: drawn from its tables, and showing what they say."""
+"""Figures of the approximation study are drawn from its tables, and show what they say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIGURES = [fig02_approximation, theorem1_bounds, cast_quality]
 
 
 def measured(runs: Path, name: str, **values: object) -> RunFolder:
-    """A run of the approximation study as it leaves its tables."""
+    """Write a run of the approximation study as it leaves its tables."""
     config = Approximation(experiment="approximation", draws=2, rows=8, hidden_size=256, elements=1024, **values)
     origin = provenance() | {"label": f"seed={config.seed}", "choices": {}}
     folder = RunFolder.create(runs / "approximation" / name, config, name * 5, origin)
@@ -79,7 +79,11 @@ def test_figure_2_shows_the_counts_and_r_squared(study: RunFolder, monkeypatch) 
 
 
 def test_a_density_is_that_of_what_was_rounded() -> None:
-    """Even numbers in -6..6, each of E2M1's values with the share of what rounds to it: flat, but for the ends."""
+    """The density is that of what was rounded.
+
+    Numbers are even in -6..6, and each of E2M1's values has the share that rounds to it, so the density is flat except
+    at the ends.
+    """
     grid = np.array([-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6])
     middles = np.concatenate(([-7], (grid[1:] + grid[:-1]) / 2, [7]))
     density, edges = fig02_approximation.density(pd.DataFrame({"value": grid, "count": np.diff(middles) * 1000}))
@@ -142,7 +146,7 @@ def test_the_table_of_formats_stands_beside_the_papers(study: RunFolder, tmp_pat
     for line in lines[2:7]:
         _, name, largest, smallest, binades, _, printed, _ = (cell.strip() for cell in line.split("|"))
         same = printed == f"{largest}, {smallest}, {binades}"
-        assert same == (name != "E3M2")  # whose smallest number the paper misprints
+        assert same == (name != "E3M2")  # the paper misprints its smallest number
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a script of analysis/ cannot read ends it in one line that names the file, in whichever way it reads it."""
+"""A script of analysis/ that cannot read a file ends with one line that names it, however it reads the file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_script_reads_the_runs_of_one_moment(runs: Path) -> None:
-    """A run that begins meanwhile is in no frame, rather than in some; the next script has it."""
+    """A run that begins meanwhile is in no frame of this script, and in all of the next."""
     numbers = []
 
     @command
@@ -93,7 +93,7 @@ def test_a_figure_of_students_says_so_of_other_runs(name: str, runs: Path, capsy
 def test_the_code_of_runs_that_cannot_be_read_is_not_passed_over(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A caption asks only for the runs' code, and one without runs says nothing of it."""
+    """A caption reads only the runs' code, and without runs says nothing about it."""
     assert "1 run" in style.caption(pd.DataFrame({"label": ["a"], "fingerprint": ["a" * 64]}), "Shows.", [runs])
     next(runs.glob("*/b*/provenance.json")).write_text("")
     with pytest.raises(ValueError, match=r"provenance\.json: cannot be read"):
@@ -103,7 +103,7 @@ def test_the_code_of_runs_that_cannot_be_read_is_not_passed_over(
 @each("left", [b"", b"PAR1 and no more", None])
 def test_a_spoilt_table_is_named(left: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "lot_runs.parquet"
-    if left is None:  # one that another program wrote
+    if left is None:  # a file that another program wrote
         pd.DataFrame({"a": [1]}).to_parquet(table)
     else:
         table.write_bytes(left)

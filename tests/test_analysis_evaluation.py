@@ -1,4 +1,4 @@
-"""Zero-shot tables and figure from evaluations written by hand: their numbers, signs and refusals; and their export."""
+"""Zero-shot tables and figure from evaluations written by hand have the right numbers, signs, refusals and export."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mxstudy.tracking.folder import RunFolder
 
 ASKED_IN = {"a": "rmsnorm", "b": "mxnorm p=1", "c": "mxnorm p=2"}
 GROUPS = {"boolq": ["boolq"] * 4, "mmlu": ["mmlu_law"] + ["mmlu_virology"] * 3, "piqa": ["piqa"] * 4}
-# Of each arm and form what each task's four questions were answered, and bits per character of the first of them; those
-# of the others are 1, 2 and 3 more.
+# For each arm and form: whether each task's four questions were answered right, and the bits per character of the
+# first. The bits of the others are 1, 2 and 3 more.
 RIGHT = {
     ("a", "cf"): {"boolq": [1, 0, 0, 0], "mmlu": [1, 0, 0, 0], "piqa": [1, 1, 0, 0]},
     ("a", "mcf"): {"boolq": [1, 1, 1, 0], "mmlu": [0, 0, 0, 0], "piqa": [0, 0, 0, 0]},
@@ -29,7 +29,7 @@ BITS = {"a": 1.0, "b": 1.25, "c": 0.5}
 
 
 def evaluated(runs: Path, arm: str, questions: int = 4, forms: tuple[str, ...] = ("cf", "mcf")) -> RunFolder:
-    """A run of the study as it leaves its tables."""
+    """Write a run of the study as it leaves its tables."""
     from mxstudy.evaluation.suite import scores_of
 
     config = {"study": "evaluate", "experiment": "olmes", "checkpoint": f"/runs/{arm}/step_10"}
@@ -59,7 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def page(where: Path, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict[str, list[list[str]]]:
-    """The cells of each of the page's tables, by title."""
+    """Return the cells of each of the page's tables, by title."""
     monkeypatch.chdir(where)
     table02_zero_shot.main(["--runs", *map(str, arguments)])
     text = (where / "figures" / "mxnorm_table02_zero_shot.md").read_text()
@@ -84,10 +84,11 @@ def test_a_task_has_its_score_in_its_better_form(tables: dict[str, list[list[str
     assert scores[0][1:3] == ["questions", "by guessing, %"]
     assert set(column(scores, "by guessing, %").values()) == {"50.0"}
     assert scores[0][3:] == [*(f"{arm}: right, % (form)" for arm in ("rmsnorm", "mxnorm_p1", "mxnorm_p2"))]
-    # The standard error of 3 in 4 is sqrt(3/4 * 1/4 / 3) = 0.25; an average's is the root of the sum of squares, less.
+    # The standard error of 3 in 4 is sqrt(3/4 * 1/4 / 3) = 0.25. An average's is the root of the sum of squares, and
+    # less.
     assert column(scores, "rmsnorm: right, % (form)") == {
         "boolq": "75.0 +- 25.0 (mcf)",
-        "mmlu": "50.0 (cf)",  # no standard error: of the mean over subjects, one of which has one question
+        "mmlu": "50.0 (cf)",  # no standard error: it is a mean over subjects, and one of them has one question
         "piqa": "50.0 +- 28.9 (cf)",
         "average of 2": "62.5 +- 19.1 (best)",
     }
@@ -113,7 +114,7 @@ def test_differences_are_arm_less_baseline_on_the_same_questions(tables: dict[st
     scores = column(ours, "cf: score, percentage points")
     assert {task: cell.partition(" ")[0] for task, cell in scores.items()} == {
         "boolq": "+50.0",
-        "mmlu": "-33.3",  # -1 of law, +1/3 of virology
+        "mmlu": "-33.3",  # -1 from law, +1/3 from virology
         "piqa": "-25.0",
         "average of 2": "-",
     }

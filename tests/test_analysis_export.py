@@ -1,4 +1,4 @@
-"""The rules by which curves and large measurements are thinned when tables are exported."""
+"""Export thins curves and large measurements by its rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_curve_keeps_some_steps_and_the_last_in_single_precision() -> None:
     assert kept.groupby("replica")["step"].agg(list).tolist() == [[0, 20, 40, 60, 80, 100], [0, 20, 40, 60, 80, 95]]
     assert kept.dtypes["loss"] == np.float32
     assert list(kept) == ["fingerprint", "step", "loss", "replica"]
-    pd.testing.assert_frame_equal(export.thinned(kept, "metrics", 20), kept)  # once more changes nothing
+    pd.testing.assert_frame_equal(export.thinned(kept, "metrics", 20), kept)  # a second time changes nothing
 
 
 def test_events_outcomes_and_final_values_are_whole() -> None:

@@ -1,4 +1,4 @@
-"""The figure and table of interventions, from forks whose ends are known."""
+"""The figure and table of interventions are right for forks whose ends are known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = 40
 
 
 def forks(intervention: str, points: tuple[str, ...] = ("0.88", "before 10"), lost: int = 0) -> pd.DataFrame:
-    """Of four parents; the first `lost` of every point diverge, the last is open."""
+    """Return forks of four parents. The first `lost` of every point diverge, and the last is open."""
     rows = [
         {"fork": 4 * number + seed, "point": point, "seed": seed, "data_seed": 0, "step": 100 * seed}
         | {"loss": 1.0 + seed, "diverged_at": 100.0 * seed + 7 if seed < lost else np.nan}
@@ -83,7 +83,7 @@ def test_curves_begin_at_the_fork(tmp_path: Path) -> None:
     *panels, fractions = drawn.axes
     assert [label.get_text() for label in fractions.get_yticklabels()] == ["none", "fp32"]
     shares = [line.get_xdata()[0] for line in fractions.lines]
-    np.testing.assert_allclose(shares, [2 / 4, 2 / 4, 0, 0])  # of all four, at two points
+    np.testing.assert_allclose(shares, [2 / 4, 2 / 4, 0, 0])  # shares of all four, at two points
     assert [axes.get_title() for axes in panels] == ["at 0.88 of the way to divergence", "10 steps before divergence"]
     for axes in panels:
         for line in axes.lines:

@@ -1,4 +1,4 @@
-"""The ledger of claims: rules and judges by runs made by hand, the list, and that its page is what the tables say."""
+"""The ledger's rules and judges are right for runs made by hand, its list only grows, its page says what tables say."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ NEAR, FAR, WIDE = (0.01, 0.012, 0.008, 0.01), (0.5, 0.51, 0.49, 0.5), (0.2, -0.3
         (ALIKE, NEAR, REPRODUCED),
         (ALIKE, FAR, CONTRADICTED),
         (ALIKE, WIDE, UNCLEAR),
-        (ALIKE, NEAR[:2], UNCLEAR),  # two runs an arm are too few
+        (ALIKE, NEAR[:2], UNCLEAR),  # two runs per arm are too few
         (WORSE, FAR, REPRODUCED),
         (WORSE, [-unit for unit in FAR], CONTRADICTED),
-        (WORSE, NEAR, CONTRADICTED),  # told from 0, but within what counts as equal
+        (WORSE, NEAR, CONTRADICTED),  # different from 0, but within what counts as equal
         (WORSE, WIDE, UNCLEAR),
         (between(0.4, 0.6, "ours"), FAR, REPRODUCED),
         (between(0.6, math.inf, "ours"), FAR, CONTRADICTED),
@@ -62,7 +62,7 @@ def test_an_interval_decides(rule: Rule, units: Sequence[float], verdict: str) -
 
 
 def test_equivalence_is_two_one_sided_tests() -> None:
-    """Whose interval has 90 %: with half-widths of 0.024 and 0.034 around 0 only that decides."""
+    """The interval has 90 %: half-widths of 0.024 and 0.034 around 0 are decided by that alone."""
     units = (0.02, -0.02, 0.02, -0.02)
     assert effect(*units).interval(0.95)[1] > 0.03 > effect(*units).interval(0.90)[1]
     assert ALIKE.verdict([effect(*units)])[0] == REPRODUCED
@@ -92,7 +92,7 @@ def test_arithmetic_needs_no_units() -> None:
 
 
 def trained(norm: str, losses: Sequence[float], **columns: object) -> pd.DataFrame:
-    """One run a loss, seeds from 0."""
+    """Return one run for each loss, with seeds from 0."""
     rows = [
         {
             "fingerprint": f"{norm}{seed}{columns}",
@@ -149,7 +149,7 @@ def test_two_runs_an_arm_are_counted_as_not_run() -> None:
 
 
 def test_runs_of_two_codes_are_not_pooled() -> None:
-    """Seed 0 three times, at three commits, is one seed; the code with most pairs is taken."""
+    """Seed 0 at three commits is one seed, and the code with most pairs is taken."""
     others = [trained(norm, [loss], commit=c) for norm, loss in (("rmsnorm", 2.0), ("mxnorm", 9.0)) for c in "bc"]
     found = verdict_on(ALIKE, trained("rmsnorm", BASE), trained("mxnorm", SAME), *others)
     assert (found.verdict, found.units) == (REPRODUCED, 8)
@@ -161,7 +161,7 @@ def test_runs_of_two_codes_are_not_pooled() -> None:
     assert (mixed.units, mixed.evidence.others, mixed.shown_verdict) == (4, 4, "cannot tell (mixed code)")
     assert note_of(mixed) == "pairs of seeds of other code: 4"
     digests = [trained(norm, losses, commit=norm, code="d") for norm, losses in BOTH]
-    assert verdict_on(ALIKE, *digests).units == 8  # a digest, where there is one, decides instead of the commit
+    assert verdict_on(ALIKE, *digests).units == 8  # if there is a digest, it decides in place of the commit
 
 
 def test_learning_rates_are_no_replicates() -> None:
@@ -175,7 +175,7 @@ def test_learning_rates_are_no_replicates() -> None:
 
 
 def test_what_was_stated_before_decides_the_equivalence_of_norms() -> None:
-    """Of lot 4: the 90 % interval, corrected for three comparisons, inside +-0.026 or above it."""
+    """Lot 4's 90 % interval, corrected for three comparisons, lies inside +-0.026 or above it."""
     p2 = {"config.norm.p": 2.0}
     for offsets, verdict in (((0.001, 0.003), REPRODUCED), ((0.2, 0.21), CONTRADICTED), ((-0.1, 0.1), UNCLEAR)):
         losses = [loss + offsets[seed % 2] for seed, loss in enumerate(BASE)]
@@ -188,7 +188,7 @@ def test_what_was_stated_before_decides_the_equivalence_of_norms() -> None:
 
 
 def stack(plan: str, data_seed: int, outcomes: str, **columns: object) -> pd.DataFrame:
-    """One replica a letter: d diverged, o open, . neither."""
+    """Return one replica per letter: d diverged, o open, . neither."""
     rows = [
         {
             "fingerprint": f"{plan}{data_seed}",
@@ -216,7 +216,7 @@ def of_students(judge: Diverges, *stacks: pd.DataFrame):
 
 
 def test_students_that_are_up_at_the_end_are_in_the_fraction() -> None:
-    """9 of 32 have diverged by step 8,500, and 15 of 32 are up at the end; none of this is of 26."""
+    """9 of 32 have diverged by step 8,500, and 15 of 32 are up at the end. Neither is a share of 26."""
     stacks = [
         stack("mxfp8", seed, letters) for seed, letters in enumerate(("dddoo...", "ddoo....", "ddo.....", "ddo....."))
     ]
@@ -255,7 +255,7 @@ def test_a_rule_that_was_stated_before_decides_and_the_general_one_is_shown_wher
 
 
 def test_the_list_only_grows() -> None:
-    """A row that is added is added to tests/claim_ids.txt as well; none is ever taken away."""
+    """A new row is added to tests/claim_ids.txt as well, and none is ever removed."""
     recorded = (ROOT / "tests/claim_ids.txt").read_text().split()
     ids = [claim.id for claims in DOCUMENTS.values() for claim in claims]
     assert len(ids) == len(set(ids)) >= 60

@@ -1,4 +1,4 @@
-"""The pilot of the main question: its rule, and that the sweep and the claims are what it decided."""
+"""The pilot of the main question has its rule, and the sweep and the claims are what it decided."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def at(rate: float, base: float, less: Sequence[float]) -> pd.DataFrame:
 
 
 def spread(s: float) -> list[float]:
-    """Four differences with that standard deviation."""
+    """Return four differences with that standard deviation."""
     return [0.1 + sign * s * 0.75**0.5 for sign in (1, -1, 1, -1)]
 
 
@@ -72,5 +72,5 @@ def test_no_claim_is_judged_by_the_pilot(tmp_path: Path) -> None:
 
 
 def stated() -> list[Claim]:
-    """The claims whose rule was stated before, with the pilot's."""
+    """Return the claims whose rule was stated before, with the pilot's."""
     return [one for one in claims.CLAIMS if one.rule in (claims.STATED_ALIKE, claims.STATED_ABOVE)]

@@ -1,4 +1,4 @@
-"""The lower half of the MXFP8 recipe's figure 5, from trainings written by hand."""
+"""The lower half of the MXFP8 recipe's figure 5 is drawn from trainings written by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals, Holm's correction, and times to divergence in which nobody is dropped."""
+"""Intervals, Holm's correction, and times to divergence are right, and drop nobody."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_interval_is_students_and_from_eight_units_on_the_bootstraps_too() -
 
 
 def test_units_that_agree_have_an_interval_all_the_same() -> None:
-    """Student's has no width there; eight runs of eight that diverge are still eight runs."""
+    """Student's interval has no width there, but eight runs of eight that diverge are still only eight runs."""
     all_of_them = units(*[1.0] * 8)
     found = Effect(all_of_them, outcomes=(all_of_them,))
     assert found.interval(0.95) == pytest.approx((stats.binomtest(8, 8).proportion_ci(method="wilson").low, 1))
@@ -38,7 +38,7 @@ def test_units_that_agree_have_an_interval_all_the_same() -> None:
 
 
 def test_an_interval_of_fractions_stays_where_fractions_can_be() -> None:
-    """Student's over two units, 12.7 standard errors wide, does not."""
+    """Student's interval over two units, 12.7 standard errors wide, leaves that range."""
     apart, some = units(0.25, 0.75), units(0, 1, 1, 1)
     low, high = Effect(apart).interval(0.95)
     assert low < -1 < 1 < high
@@ -59,7 +59,7 @@ def test_holm_steps_down_and_stops() -> None:
 
 
 def test_open_runs_are_censored_and_not_dropped() -> None:
-    """Of 32 runs 9 diverge and 6 are up at the end: the fraction is 9 of 32 and not of 26."""
+    """Of 32 runs 9 diverge and 6 are up at the end. The fraction is 9 of 32, and not of 26."""
     happened = pd.Series([100.0 * i for i in range(1, 10)] + [NAN] * 23)
     open_since = pd.Series([NAN] * 9 + [8700.0] * 6 + [NAN] * 17)
     runs = times(happened, open_since, pd.Series([9000.0] * 32))
@@ -70,10 +70,10 @@ def test_open_runs_are_censored_and_not_dropped() -> None:
 
 
 def test_runs_that_were_cut_off_leave_the_risk() -> None:
-    """One of four diverges, one is cut off, then one of the two that are left diverges: 1 - 3/4 * 1/2."""
+    """One of four diverges, one is cut off, then one of the remaining two diverges: 1 - 3/4 * 1/2."""
     runs = times(pd.Series([10.0, NAN, 30.0, NAN]), pd.Series([NAN] * 4), pd.Series([50.0, 20.0, 50.0, 50.0]))
     assert fraction_by(40, runs) == pytest.approx(1 - 3 / 4 / 2)
-    assert math.isnan(fraction_by(60, runs))  # nobody was seen for so long
+    assert math.isnan(fraction_by(60, runs))  # no run was seen for so long
     assert fraction_by(60, runs[runs["happened"]]) == 1
 
 

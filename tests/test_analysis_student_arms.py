@@ -1,4 +1,4 @@
-"""Arms of the student-teacher study, their differences and main effects, from frames made by hand."""
+"""Arms of the student-teacher study, their differences and main effects are right for frames made by hand."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_replicas_with_the_same_seeds_are_no_one_arm() -> None:
 
 
 def arm(diverged: np.ndarray) -> pd.DataFrame:
-    """An arm; `diverged`: [data seeds, seeds] of 0 and 1, or NaN if open."""
+    """Return an arm. `diverged` is [data seeds, seeds] of 0 and 1, or NaN if open."""
     rows = [
         replica("a", seed, **{"config.data_seed": data, "outcome.diverged_at": 9 if lost == 1 else math.nan})
         | {"outcome.rising_at": math.nan if lost == lost else 99}
@@ -69,7 +69,7 @@ def arm(diverged: np.ndarray) -> pd.DataFrame:
 def test_a_difference_is_over_data_seeds_and_no_run_is_left_out() -> None:
     nothing, half = np.zeros((4, 8)), np.zeros((4, 8))
     half[:, :4] = 1
-    half[3, :2] = math.nan  # open: not diverged, and of the runs
+    half[3, :2] = math.nan  # open: not diverged, but counted among the runs
     found = arms.difference(arm(half), arm(nothing))
     units = [0.5, 0.5, 0.5, 0.25]
     t = stats.ttest_1samp(units, 0).confidence_interval()
@@ -99,7 +99,10 @@ def test_fewer_than_four_data_seeds_cannot_tell() -> None:
 
 
 def test_no_verdict_is_made_from_mixed_code() -> None:
-    """All runs of one arm diverge and none of the other's, in four data seeds of two codes, each with both arms."""
+    """All runs of one arm diverge, and none of the other.
+
+    They are of four data seeds and two codes, and each code has both arms.
+    """
     parts = [
         part.assign(code=seeds.map(lambda seed: "ab"[seed % 2]), fingerprint=seeds.map(f"{name} {{}}".format))
         for name, part in (("ours", arm(np.ones((4, 8)))), ("theirs", arm(np.zeros((4, 8)))))
@@ -113,7 +116,7 @@ def test_no_verdict_is_made_from_mixed_code() -> None:
 
 
 def factorial(diverges: Callable[..., bool]) -> pd.DataFrame:
-    """All of decisive's factorial arms and FP32; `diverges(gain, rounding, rule, teacher, data_seed, seed)`."""
+    """Return decisive's factorial arms and FP32, by `diverges(gain, rounding, rule, teacher, data_seed, seed)`."""
     rows = []
     levels = product(("bf16", "mx", "fp32"), ("even", "away"), ("floor", "rceil"), ("code", "paper"), DATA_SEEDS)
     for gain, rounding, rule, teacher, data_seed in levels:
@@ -144,7 +147,7 @@ def of_arm(
 
 
 def by_gain_and_teacher(gain: str, rounding: str, rule: str, teacher: str, data: int, seed: int) -> bool:
-    """With the code's teacher: half of the seeds with the gain in MX, a quarter else; the same for all data."""
+    """With the code's teacher, half of the seeds diverge with the gain in MX, else a quarter, the same for all data."""
     return teacher == "code" and seed < (4 if gain == "mx" else 2)
 
 
@@ -156,7 +159,7 @@ def test_main_effects_are_the_mean_differences_of_fractions() -> None:
     assert (fp32["code"].value, found["rounding: away minus even"]["all"].value) == (0, 0)
     assert found["teacher: paper minus code"]["all"].value == pytest.approx(-(0.5 + 0.25 + 0.25) / 3)
     assert {len(row) for name, row in found.items() if "teacher" not in name} == {3}
-    assert mx["code"].units == 4  # data seeds, however many arms these ran in
+    assert mx["code"].units == 4  # data seeds, however many arms ran in these
 
 
 @pytest.mark.integration
@@ -171,8 +174,8 @@ def test_the_decisive_figure_has_a_mark_for_each_arm_and_teacher() -> None:
     assert len(marks) == 26
     filled = {to_hex(line.get_markerfacecolor()) != "#ffffff" for line in to_fp32.lines if line.get_marker() == "o"}
     assert filled == {True, False}
-    assert not [line for line in to_bf16.lines if line.get_marker() == "o"]  # which was not run
-    assert sum(line.get_marker() == "o" for line in to_reference.lines) == 24  # not of the reference itself
+    assert not [line for line in to_bf16.lines if line.get_marker() == "o"]  # an arm that was not run
+    assert sum(line.get_marker() == "o" for line in to_reference.lines) == 24  # the reference itself has none
     assert len(effects.get_yticklabels()) == 5
 
 

@@ -1,4 +1,4 @@
-"""The students' claims, judged by data seeds, from frames made by hand."""
+"""The students' claims are judged by data seeds, from frames made by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NARROW, WIDE, OF_MIX, OF_RATES = (claim for claim in CLAIMS if claim.figure == 6
 
 
 def arm(precision: str, lost: dict[int, list[float]], **columns: object) -> list[dict[str, object]]:
-    """By data seed the steps at which its replicas diverged, NaN where they did not."""
+    """Return replicas by data seed, with the steps at which they diverged, or NaN."""
     fidelity = {"mxfp8": "public_code", "fp32": "none"}[precision]
     shared = {"choice.precision": precision, "choice.fidelity": fidelity} | columns
     return [
@@ -63,7 +63,7 @@ def test_data_seeds_that_agree_still_have_an_interval() -> None:
 
 
 def test_no_interval_leaves_what_a_share_can_be() -> None:
-    """Student's over four data seeds of which one differs goes to 1.5 and beyond."""
+    """Student's interval over four data seeds, one of which differs, goes to 1.5 and beyond."""
     most = {0: [math.nan], 1: [1.0], 2: [1.0], 3: [1.0]}
     found = of([*arm("mxfp8", most), *arm("fp32", stable(4))])
     assert stats.ttest_1samp(found.arm, 0).confidence_interval().high > 1.5
@@ -135,7 +135,10 @@ def test_the_report_has_a_line_a_claim(tmp_path, capsys) -> None:
 
 
 def grid(precision: str, width: int, lost: dict[int, list[float]]) -> list[dict[str, object]]:
-    """By data seed the steps at which its six replicas diverged, two a rate; NaN where they did not, or OPEN."""
+    """Return replicas by data seed, with the steps at which they diverged, or NaN, or OPEN.
+
+    Each data seed has six replicas, two per rate.
+    """
     rows = []
     for data, steps in lost.items():
         for i, at in enumerate(steps):

@@ -1,4 +1,4 @@
-"""Figures of the student-teacher study, from frames made by hand: what they show is what the frames say."""
+"""Figures of the student-teacher study show what frames made by hand say."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 900
 
 
 def two_arms() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """FP32 learns, of MXFP8's three replicas one is NaN from step 600 on."""
+    """Return runs and metrics: FP32 learns, and one of MXFP8's three replicas is NaN from step 600 on."""
     fall = np.linspace(1.0, 0.1, STEPS)
     lost = np.where(np.arange(STEPS) < 600, fall, np.nan)
     lost[590:600] = 50.0
@@ -41,7 +41,7 @@ def test_a_panel_has_medians_a_line_of_what_diverged_and_a_cross_where_it_ends()
     point = -(-STEPS // curves.POINTS)
     assert list(fp32.get_xdata()[:2]) == [0, point]
     assert fp32.get_ydata()[0] == pytest.approx(1.1 * np.linspace(1.0, 0.1, STEPS)[point // 2])
-    assert mx.get_ydata()[-1] == pytest.approx(0.2, rel=0.02)  # of 0.1, 0.2 and what is no longer finite
+    assert mx.get_ydata()[-1] == pytest.approx(0.2, rel=0.02)  # the median of 0.1, 0.2 and what is no longer finite
     assert np.nanmax(thin.get_ydata()) == 50
     assert np.isnan(thin.get_ydata()[-1])
     assert (cross.get_marker(), cross.get_xdata()[0], cross.get_ydata()[0]) == ("x", 600, 50)
@@ -95,7 +95,7 @@ def test_learning_rates_are_columns_in_order_with_the_cosine_last() -> None:
         metrics.append(curve(name, 0, np.linspace(1, 0.1, STEPS)))
     figure = fig06_learning_rate_grid.draw(frame(*runs), pd.concat(metrics))
     panels = {axes.get_title(): axes for axes in figure.axes}
-    assert {title: len(axes.lines) for title, axes in panels.items()} == {  # a line a size
+    assert {title: len(axes.lines) for title, axes in panels.items()} == {  # one line per size
         "lr 1e-05": 2,
         "lr 0.001": 1,
         "cosine lr 0.001": 1,
@@ -123,7 +123,7 @@ def test_a_cell_of_depth_and_width_counts_its_replicas() -> None:
 
 
 def measured(**columns: object) -> pd.DataFrame:
-    """At steps 0 and 450 of the six replicas of `two_arms`."""
+    """Return measurements at steps 0 and 450 of the six replicas of `two_arms`."""
     rows = [
         {"fingerprint": name, "label": name, "replica": number, "step": step} | columns
         for name, number, step in product(("fp32", "mx"), range(3), (0, 450))
@@ -171,7 +171,7 @@ def test_both_kinds_of_gradient_bias_are_in_one_panel() -> None:
     levels = [line.get_ydata()[0] for line in ratio.lines]
     assert sorted({round(level, 3) for level in levels}) == [0.1, 1.4, 1.414]
     assert ratio.get_yscale() == "log"
-    assert len(ratio.lines) == 5  # two medians, the diverged replica's two, and what is unrelated
+    assert len(ratio.lines) == 5  # two medians, the diverged replica's two, and the value of unrelated gradients
 
 
 def test_sharpness_is_in_units_of_the_learning_rate() -> None:
@@ -216,19 +216,19 @@ def test_a_stack_that_ended_early_counts_as_infinite_in_the_median() -> None:
     fall = np.linspace(1.0, 0.1, STEPS)
     lives, *dead = curve("lives", 0, fall), curve("dead", 0, fall[:600]), curve("dead", 1, fall[:600])
     for record in dead:
-        record.loc[599, "grad_norm"] = np.inf  # the record's last step, whose loss may be finite
+        record.loc[599, "grad_norm"] = np.inf  # the record's last step; its loss may be finite
     losses = curves.losses_by_replica(pd.concat([lives, *dead]))
     assert np.isfinite(losses.loc[:598]).all(axis=None)
     assert {run: np.isinf(losses[run]).sum() for run in losses} == {("lives", 0): 0, ("dead", 0): 301, ("dead", 1): 301}
     axes = style.plt.figure().subplots()
     curves.band(axes, losses, "black")
-    style.plt.close("all")  # no whole figure
+    style.plt.close("all")  # not a whole figure
     (median,) = axes.lines
     assert np.nanmax(median.get_xdata()[np.isfinite(median.get_ydata())]) < 600
 
 
 def test_a_record_that_ends_while_its_replica_is_finite_is_not_infinite_after_it() -> None:
-    """So it is of replicas that are drawn from where each diverged: they have other steps left."""
+    """The same holds for replicas that are drawn from where each diverged, which have different steps left."""
     fall = np.linspace(1.0, 0.1, STEPS)
     losses = curves.losses_by_replica(pd.concat([curve("longer", 0, fall), curve("shorter", 0, fall[:600])]))
     assert not np.isinf(losses).any(axis=None)

@@ -1,4 +1,4 @@
-"""Figures and tables of training runs, from frames made by hand: what is drawn is what the frames say."""
+"""Figures and tables of training runs show what frames made by hand say."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ STEPS = 50
 
 
 def curve(label: str, offset: float, **columns: object) -> pd.DataFrame:
-    """A run's metrics; the loss falls from 5 by `offset` more than it would."""
+    """Return a run's metrics, whose loss falls from 5 + `offset`."""
     step = np.arange(STEPS)
     rows = {"label": label, "fingerprint": label, "step": step, "tokens": 32 * (step + 1)}
     return pd.DataFrame(rows | {"loss": 5 - 0.05 * step + offset, "grad_norm": 2.0 + offset} | columns)
 
 
 def of_rates() -> pd.DataFrame:
-    """Two models x two norms x two rates x two seeds; at the high rate the second seed of mxnorm_p1 diverges."""
+    """Return two models x two norms x two rates x two seeds. At the high rate the second seed of mxnorm_p1 diverges."""
     rows = []
     for model, norm, rate, seed in (
         (m, n, r, s)
@@ -63,7 +63,7 @@ def test_losses_by_rate_are_means_with_the_range_of_the_seeds_below() -> None:
 
 
 def test_the_first_seed_of_a_sweep_can_be_drawn() -> None:
-    """The panel of ranges, empty then, was drawn by logarithm, which failed."""
+    """The panel of ranges, then empty, once failed because it was drawn by logarithm."""
     runs = of_rates()
     fig03_lr_sensitivity.draw(runs[runs["config.seed"] == 0]).canvas.draw()
 
@@ -75,13 +75,13 @@ def test_the_loss_at_the_best_rate_stands_beside_the_paper_s() -> None:
 
 
 def compared() -> pd.DataFrame:
-    """Two seeds an arm, whose difference is 0.1 in one and 0.3 in the other."""
+    """Return two seeds per arm, which differ by 0.1 in one arm and by 0.3 in the other."""
     offsets = {("bf16", 0): 0.0, ("bf16", 1): 1.0, ("mxfp8", 0): 0.1, ("mxfp8", 1): 1.3}
     return pd.concat([curve(f"{arm} {seed}", o) for (arm, seed), o in offsets.items()])
 
 
 def of_seeds(rows: pd.DataFrame, *lost: str) -> pd.DataFrame:
-    """Their runs, called 'PRECISION SEED'."""
+    """Return their runs, labelled 'PRECISION SEED'."""
     runs = rows.drop_duplicates("fingerprint")[["fingerprint", "label"]].reset_index(drop=True)
     words = runs["label"].str.split()
     configs = [pretrain(precision=arm, seed=int(seed)) for arm, seed in words]
@@ -165,14 +165,14 @@ def test_a_column_an_arm_whatever_the_size_coloured_by_tokens_per_parameter() ->
     loss, norm = panels[1], panels[3]
     assert list(loss.lines[1].get_ydata()) == list(metrics.loc[metrics["label"] == labels[3], "loss"])
     assert list(norm.lines[0].get_ydata()) == [2.2] * STEPS
-    assert [len(axes.lines) for axes in panels] == [2, 3, 2, 3]  # a cross more where one has diverged
+    assert [len(axes.lines) for axes in panels] == [2, 3, 2, 3]  # one more cross where one has diverged
     few, many = loss.lines[1].get_color(), loss.lines[0].get_color()
     assert few == panels[0].lines[1].get_color() != many
     assert [float(text.get_text()) for text in bar.get_yticklabels()][::4] == [10, 100]
 
 
 def test_gains_of_a_language_model_are_drawn_by_what_their_norm_is_for() -> None:
-    """Two runs of one arm, of two layers; the second layer's and the second run's shares are twice as large."""
+    """There are two runs of one arm, with two layers. The second layer's and the second run's shares are doubled."""
     shares = {"attention.wqkv.norm": 0.1, "feed_forward.w13.norm": 0.2, "attention.q_norm": 0.01, "attention.k_norm": 0}
     columns = {
         f"layers.{i}.{name}.weight/floor/overflow_fraction": share * (1 + i)
@@ -200,7 +200,7 @@ def test_gains_of_a_language_model_are_drawn_by_what_their_norm_is_for() -> None
 
 
 def rings() -> pd.DataFrame:
-    """64 features at two norms around step 5; feature 7 explodes at the second."""
+    """Return 64 features at two norms around step 5. Feature 7 explodes at the second norm."""
     rows = []
     for step in range(8):
         for norm in ("layers.0.ffn_norm", "norm"):
@@ -271,7 +271,7 @@ def test_models_stand_beside_what_is_printed_of_them() -> None:
     *_, row = models_table.markdown(runs, "mxnorm").splitlines()
     assert row == ("| 122,000,000 | 8 | 1,024 | 16 | 64 | 4 | 4,096 (1,536) | 4,096 | 32 | 0.001 to 0.002 | 2,621 |")
     *_, row = models_table.markdown(runs, "mxfp8").splitlines()
-    assert "(" not in row  # of that model this paper prints nothing
+    assert "(" not in row  # this paper prints nothing for that model
 
 
 def test_runs_are_chosen_by_choices_and_values_whatever_they_are_called(tmp_path: Path, capsys) -> None:

@@ -1,4 +1,4 @@
-"""Imports go down, third-party packages stay in their rooms, files stay small: read from the source with `ast`.
+"""Imports go down, third-party packages stay in their rooms, and files stay small, as read from the source with `ast`.
 
 A rule is one test, which goes through all modules and names every one that breaks it.
 """
@@ -44,7 +44,7 @@ LAYERS = [
 ]
 HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
 
-# Who may import what from outside; what is not named here may be imported anywhere.
+# Who may import what from outside. What is not named here may be imported anywhere.
 THIRD_PARTY = {
     "hydra": {"mxstudy.cli", "mxstudy.explain", "mxstudy.words", "hydra_plugins", "mxstudy.compat"},
     "omegaconf": {"mxstudy.cli", "mxstudy.explain", "hydra_plugins", "mxstudy.compat"},
@@ -58,7 +58,7 @@ THIRD_PARTY = {
     "triton": {"mxstudy.kernels"},
 }
 
-# What no module may import that `import mxstudy.results` leads to, be it inside a function.
+# What no module that `import mxstudy.results` leads to may import, not even inside a function.
 NOT_FOR_RESULTS = {"torch", "torchao", "triton", "lm_eval", "datasets", "tokenizers", "hydra", "omegaconf", "submitit"}
 
 
@@ -70,7 +70,7 @@ MODULES = {module_name(path): path for path in FILES}
 
 
 def room(module: str) -> str:
-    """Return the room of a module: mxstudy.data of mxstudy.data.corpus; outside mxstudy a top folder is one room."""
+    """Return the room of a module: mxstudy.data of mxstudy.data.corpus. Outside mxstudy a top folder is one room."""
     return ".".join(module.split(".")[: 2 if module.startswith("mxstudy.") else 1])
 
 
@@ -99,7 +99,7 @@ def imports(module: str) -> frozenset[str]:
 
 
 def own_module(name: str) -> str | None:
-    """Return the module of ours that an imported name is, or lives in."""
+    """Return our module that an imported name is, or lives in."""
     while name and name not in MODULES:
         name = name.rpartition(".")[0]
     return name or None
@@ -117,7 +117,7 @@ def packages(module: str) -> set[str]:
 
 
 def reached_from(module: str) -> set[str]:
-    """Return the modules of ours that run when one is imported: what it imports, and the packages they are in."""
+    """Return our modules that run when one is imported: what it imports, and the packages around these."""
     found: set[str] = set()
     todo = [module]
     while todo:
@@ -133,10 +133,10 @@ def is_private(name: str) -> bool:
 
 
 def private_names(module: str) -> Iterator[str]:
-    """Yield what a module uses of the inside of third-party packages, and every name for `getattr` that is private.
+    """Yield the private names of third-party packages that a module uses, and every private name for `getattr`.
 
-    That is torch._dynamo, nn._x after `from torch import nn`, getattr(x, "_y"), and "_y" where `getattr` takes a name
-    from a table.
+    Examples are torch._dynamo, nn._x after `from torch import nn`, getattr(x, "_y"), and "_y" where `getattr` takes a
+    name from a table.
     """
     third_party = packages(module) - sys.stdlib_module_names - {"mxstudy", "hydra_plugins", "analysis", "benchmarks"}
     known = aliases(module)
@@ -149,7 +149,7 @@ def private_names(module: str) -> Iterator[str]:
 
 
 def aliases(module: str) -> dict[str, str]:
-    """Return the full name of what a module imports by the name that it has there: nn is torch.nn."""
+    """Return {name in the module: full name} of what a module imports, such as {nn: torch.nn}."""
     found = {}
     for node in nodes(module):
         if isinstance(node, ast.Import):
@@ -160,7 +160,10 @@ def aliases(module: str) -> dict[str, str]:
 
 
 def names_for_getattr(module: str) -> Iterator[str]:
-    """Yield the strings that getattr, setattr, hasattr and delattr take; if one takes a variable, every tuple's."""
+    """Yield the strings that getattr, setattr, hasattr and delattr take.
+
+    If one of them takes a variable, yield every string of every tuple.
+    """
     takes_a_variable = False
     for node in nodes(module):
         match node:
@@ -204,7 +207,7 @@ def test_imports_go_down() -> None:
 
 
 def test_students_are_a_wing_of_their_own() -> None:
-    """What pre-trains a decoder never meets them: the table of studies names their modules and imports none."""
+    """What pre-trains a decoder never meets the students: the table of studies names their modules and imports none."""
     visitors = (m for m in MODULES if room(m) not in ("mxstudy.students", "benchmarks"))
     complain(
         "imports of students",
@@ -249,7 +252,7 @@ def test_only_compat_reaches_into_other_packages() -> None:
 
 @pytest.mark.integration
 def test_small_files_are_written_whole() -> None:
-    """What a crash may tear is a log, the lock of a queue, or a file that only grows and whose size is recorded."""
+    """A crash may tear only a log, the lock of a queue, or a file that only grows and has its size recorded."""
     torn = {"mxstudy.launch.local": 2, "mxstudy.data.growing_shards": 1}
     found: dict[str, list[str]] = {}
     for module in MODULES:
@@ -340,12 +343,12 @@ def changes(module: str) -> Iterator[str]:
 
 
 def stored(node: ast.AST) -> Iterator[ast.Name]:
-    """Yield the names that are assigned somewhere in it."""
+    """Yield the names that are assigned somewhere in the node."""
     yield from (name for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
 
 
 def changed_by(node: ast.AST) -> ast.expr | None:
-    """Return what is changed in place: x of x[i] = y, del x[i], x.a = y, x.append(y); None if nothing is."""
+    """Return what is changed in place: x of x[i] = y, del x[i], x.a = y, x.append(y). Else return None."""
     match node:
         case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
             return value

@@ -1,4 +1,4 @@
-"""Bad input, as a user meets it: a message that says what is wrong and what would be right, and nothing lost."""
+"""Bad input gives a message that says what is wrong and what would be right, and loses nothing."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def empty(folder: Path) -> None:
 
 
 def short(folder: Path) -> None:
-    for path in (folder / "corpus").iterdir():  # one text is left, for repeated ones are dropped
+    for path in (folder / "corpus").iterdir():  # one text is left, because repeated ones are dropped
         path.write_text("once and again " * 20)
 
 

@@ -1,7 +1,7 @@
 """Every row of bad_inputs.py ends in its line, and nothing is written.
 
-Rows of WORDS go through the command line; those of VALUES and FILES are composed and planned, as a command does it
-before it makes a run's folder. test_bad_input.py has what is found later, and whole commands with bad configs.
+Rows of WORDS go through the command line. Those of VALUES and FILES are composed and planned, as a command does before
+it makes a run's folder. test_bad_input.py has what is found later, and whole commands with bad configs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TRIED = {"experiment": "quickstart"}
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder that the commands run in, with the files that they name."""
+    """Return the folder that the commands run in, with the files that they name."""
     folder, before = tmp_path_factory.mktemp("bad"), Path.cwd()
     os.chdir(folder)
     (folder / "a_file").touch()
@@ -66,7 +66,7 @@ def line_of(error: ConfigError) -> str:
 
 
 def refused(here: Path, job: Composed) -> str:
-    """The line that the plan of a command ends with; nothing was written."""
+    """Return the line with which a command's plan ends, and check that nothing was written."""
     before = sorted(here.rglob("*"))
     with pytest.raises(ConfigError) as caught:
         plan.plan([job])
@@ -91,13 +91,13 @@ def test_a_bad_word_is_refused(command: str, line: str, here: Path) -> None:
 
 def call_as_given(words: list[str]) -> tuple[int, str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("commands.latest", list)  # a key that is given twice stays so
+        patch.setattr("commands.latest", list)  # a key that is given twice stays twice
         return call(*words)
 
 
 @pytest.fixture(scope="module")
 def by_override() -> dict[str, Composed]:
-    """The job of each row of VALUES, of one launch: jobs that set the same keys share a composition."""
+    """Return the job of each row of VALUES, from one launch: jobs that set the same keys share a composition."""
     loader, master, _ = an_experiment()
     (plain_job,) = cli.compose(loader, master, [TINY])
     known = flatten(plain_job.values)
@@ -145,7 +145,7 @@ def test_a_bad_hugging_face_config_is_refused(content: dict[str, object] | str, 
 
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs with two in it, which have begun nothing."""
+    """Return a folder of runs with two in it, which have not begun anything."""
     folder = tmp_path_factory.mktemp("two")
     about = {"label": "a", "choices": {"experiment": "mine"}, "overrides": []}
     for digit in "ab":
@@ -169,14 +169,14 @@ def test_a_spoilt_file_of_one_run_is_named_and_the_others_are_shown(
         if before is not None:
             path.write_bytes(before)
     said = capsys.readouterr().out
-    is_fine = (name, left) == ("memberships.json", "list")  # one that lists nothing
+    is_fine = (name, left) == ("memberships.json", "list")  # a list of nothing
     assert is_fine or re.search(rf"^left out: {path}: cannot be read \(.*\); {REMEDIES[name]}", said, re.MULTILINE)
     assert re.search(rf"^mine/{'b' * 12} .* queued", said, re.MULTILINE)
 
 
 @pytest.mark.integration
 def test_a_command_that_meets_a_spoilt_run_names_it(here: Path) -> None:
-    """And a choice in a sub-folder, whose runs no command would find."""
+    """A choice in a sub-folder, whose runs no command would find, is named too."""
     job = compose_job("+experiment=quickstart", "+debug=tiny", f"runs_dir={here}/spoilt")
     (planned,) = plan.plan([job])
     run = RunFolder.create(planned.folder, planned.config, planned.fingerprint, {"label": "", "choices": TRIED})
@@ -241,7 +241,7 @@ def test_a_disk_without_room_for_a_folder(options: str, line: str, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.integration
 def test_a_locale_in_which_paths_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    """And in the C locale, where Python reads paths as UTF-8, a path with an umlaut is one like any other."""
+    """In the C locale, where Python reads paths as UTF-8, a path with an umlaut works like any other."""
     folder = tmp_path / "\u00fc"
     folder.mkdir()
     command = [sys.executable, "-m", "mxstudy", *SMALL, *OWN_TEXT, corpus(tmp_path), 'runs_dir="\u00fc"']

@@ -1,4 +1,7 @@
-"""The benchmark of kernels: small on CPU, cut off and gone on with, its means, its grid, its figure, its peers."""
+"""The benchmark of kernels runs small on CPU, and continues after it was cut off.
+
+Its means, grid, figure and peers are right.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ KERNELS = [
 
 @pytest.mark.slow
 def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """On CPU, where no column means anything but that it is there, and the second call measures what is missing."""
+    """On CPU no column means anything except that it is there. The second call measures what is missing."""
     out = tmp_path / "made" / "kernels.json"
     kernels.main([*KERNELS, "--json", str(out), "--formats", "E4M3", "--seconds", "0"])
     assert json.loads(out.read_text())["rows"] == []
@@ -83,7 +86,7 @@ def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_what_was_compiled_otherwise_is_another_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured by a call of its own, and in no mean of the others; the first call's rows are still there."""
+    """It is measured by a call of its own, and is in no mean of the others. The first call's rows stay."""
     monkeypatch.setitem(compilers.MODES, "static", compilers.eager)
     out = tmp_path / "kernels.json"
 
@@ -103,7 +106,7 @@ def test_what_was_compiled_otherwise_is_another_case(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 def test_compilers_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    """One that fails is told, and the others go on."""
+    """A compiler that fails is reported, and the others continue."""
     groups = [kernels.Group("E4M3", 32, size) for size in (64, 96, 48)]
     with Compilers(2, "cpu") as compilers:
         compilers.compile(groups, [16], ["eager"], math.inf)
@@ -115,7 +118,7 @@ def test_compilers_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_grid_of_kernels_is_the_papers() -> None:
-    """MXNorm paper, H.1: powers of two and three numbers, evenly apart, between each pair of neighbours."""
+    """MXNorm paper, H.1: powers of two, and three evenly spaced numbers between each two."""
     between = {2**e + step * 2**e // 4 for e in range(10, 14) for step in range(4)}
     assert {*kernels.HIDDEN} == between | {2**14}
     assert len(kernels.HIDDEN) == 17
@@ -149,7 +152,7 @@ def test_means_of_kernels_are_geometric_and_of_large_shapes() -> None:
 @each("fmt", ["E4M3", "E2M1"])
 @each("norm", NORMS)
 def test_plain_norms_are_those_of_the_kernels(norm: str, fmt: str) -> None:
-    """But for a last bit of x / rms, which moves few values."""
+    """They agree up to a last bit of x / rms, which moves few values."""
     x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
     codes, scales = NORMS[norm](x, fmt, 32)
     expected = norm_codes(x, kernels.OURS[norm], fmt, BlockCast())

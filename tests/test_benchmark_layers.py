@@ -1,4 +1,4 @@
-"""The benchmark of layers: small on CPU, its arms compute the same, and kernels are put down to the right layer."""
+"""The benchmark of layers runs small on CPU, its arms compute the same, and it assigns kernels to the right layer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_rows_of_changed_code_are_not_kept(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_all_arms_compute_the_same(name: str) -> None:
-    """But for last bits of x / rms, which move some values; MXNorm estimates the RMS within a few per cent."""
+    """They agree up to last bits of x / rms, which move some values. MXNorm estimates the RMS within a few per cent."""
     size, precision = SIZES["tiny"], PRECISIONS[name]
     torch.manual_seed(0)
     weights = layers.random_weights(size, precision, CPU)
@@ -81,14 +81,14 @@ def test_casts_of_what_comes_from_no_norm(name: str) -> None:
     expected = quantize(x, fmt, block_size, tensor_scale=rows)
     codes, scales, tensor_scale = cast_rows(x, PRECISIONS[name])
     assert torch.equal(scales, expected.scales.view(torch.uint8))
-    assert (codes != expected.codes).float().mean() < 0.02  # factors of NVFP4 are rounded elsewhere
+    assert (codes != expected.codes).float().mean() < 0.02  # NVFP4 rounds its factors in another place
     assert torch.allclose(
         decode(codes, scales, fmt).float() * tensor_scale, expected.dequantize(), rtol=2**-7, atol=0.3 * name.count("4")
     )
 
 
 def test_kernels_are_put_down_to_layers() -> None:
-    """From one attention to the next; two layers are left out, and the compiler's names mean nothing."""
+    """A layer goes from one attention to the next. Two layers are left out, and the compiler's names mean nothing."""
     names = ["nvjet_tst_qkv", "triton_poi_fused_scaled_dot_product_flash_attention", "pytorch_flash::flash_fwd_kernel"]
     names += ["norm_codes_kernel", "decode_kernel", "sm90_xmma_gemm_bf16", "triton_red_fused_mul"]
     kernels = [(name, 10.0 * layer + i) for layer in range(5) for i, name in enumerate(names)]

@@ -124,7 +124,7 @@ def test_recomputed_mlps_have_rows_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nvfp4_is_compared_with_mxfp8_in_one_run(tmp_path: Path) -> None:
-    """With all its parts and without the random ones, in the same fused blocks."""
+    """It is measured with all its parts and without the random ones, in the same fused blocks."""
     arms = [train_step.MXFP8, *train_step.ON_REQUEST]
     small = ["--model", "llama_tiny", "--ffn", "96", "--vocabulary", "64", "--batch", "2", "--sequence", "64"]
     words = [*small, "--seconds", "0.1", "--eager", "--device", "cpu", "--arms", *arms]
@@ -162,7 +162,7 @@ def test_operands(tmp_path: Path) -> None:
 
 
 def test_head_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure several chunks beside whole logits, which have the same loss and gradients."""
+    """Several chunks have the loss and gradients of whole logits."""
     monkeypatch.setattr(head_loss, "AT_ONCE", [2**12, 2**13])
     path = tmp_path / "head_loss.json"
     words = ["--tokens", "64", "--hidden", "32", "--vocabulary", "256", "--seconds", "0", "--device", "cpu", "--eager"]
@@ -178,7 +178,7 @@ def test_head_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bytes_of_a_step() -> None:
-    """Width 512, depth 4, batch 2048, counted by hand in MB: 37.7 at the hidden size, 58.7 inside, 62.9 of weights."""
+    """At width 512, depth 4, batch 2048, by hand in MB: 37.7 at the hidden size, 58.7 inside, 62.9 of weights."""
     run = student_teacher.configured("paper", 1, "code", 10)
     layer = 36 * 2048 * 512 + 14 * 2048 * 2048 + 30 * 2 * 512 * 2048
     assert student_teacher.moved_bytes(run) == 4 * layer
@@ -186,7 +186,7 @@ def test_bytes_of_a_step() -> None:
 
 
 def test_bytes_that_casts_add() -> None:
-    """1B, FFN 3072, 32768 tokens, counted by hand: 59 kB a block and token."""
+    """For 1B, FFN 3072, 32768 tokens, by hand: 59 kB per block and token."""
     model = replace(scaling.model_of("llama_1b"), ffn_size=3072)
     block = 32768 * 2 * (10 * 2048 + 3072 + 6144)
     assert train_step.more_bytes(model, 32768) == 16 * block
@@ -288,7 +288,7 @@ def test_scaling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_all_gather(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """1.03 bytes a parameter and direction; a norm's gain beside them travels in bf16."""
+    """There are 1.03 bytes per parameter and direction. A norm's gain travels beside them in bf16."""
     small = ["--batch-size", "2", "--micro-batch-size", "1", "--sequence-length", "64", "--steps", "1"]
     words = ["--model", "llama_tiny", "--device", "cpu", "--warmup-steps", "1", "--deterministic", *small]
     all_gather.main([*words, "--json", str(tmp_path / "all_gather.json")])
@@ -303,7 +303,7 @@ def test_all_gather(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is tried again by a call that measures nothing else twice."""
+    """A later call tries it again, and measures nothing else twice."""
     ran: list[tuple[int, bool]] = []
 
     def run_case(case: scaling.Case) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Benchmarks of all that is around a step run small on CPU; every benchmark says where it writes."""
+"""Benchmarks of all that surrounds a step run small on CPU, and every benchmark says where it writes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_evaluation(tmp_path: Path, evaluation_sets: Path, capsys: pytest.Captur
         "train.sequence_length=256",
         "train.steps=1",
         "train.batch_size=1",
-    )  # HFLM truncates nothing of a question
+    )  # HFLM truncates no part of a question
     run_here(
         tmp_path, "+experiment=quickstart", "precision=mxfp8", "+debug=tiny", "runs_dir=runs", "tracking=none", *longer
     )
@@ -58,7 +58,7 @@ def test_evaluation(tmp_path: Path, evaluation_sets: Path, capsys: pytest.Captur
     assert list(rows)[2] == "ours, bf16"
     assert {row["requests"] for row in rows.values()} == {5 * 5 * 2 + 5 * 2}
     assert [row["rounds"] for row in rows.values()] == [1, 3, 3, 3, 3]
-    best = list(rows.values())[1]["requests_per_s"]  # the other one was not asked again
+    best = list(rows.values())[1]["requests_per_s"]  # the other one was not run again
     for row in rows.values():
         assert row["requests_per_s"] == pytest.approx(row["requests"] / row["seconds"])
         assert row["over_hflm"] == pytest.approx(row["requests_per_s"] / best)
@@ -122,7 +122,10 @@ def test_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A trial is the same whenever it is drawn, ends as if nothing had happened, and what would differ is seen."""
+    """A trial is the same whenever it is drawn, and ends as if nothing had happened.
+
+    The benchmark sees what would differ.
+    """
     drawn = [soak.drawn(3, number, list(soak.KINDS), True) for number in range(40)]
     assert drawn == [soak.drawn(3, number, list(soak.KINDS), True) for number in range(40)]
     assert {trial.disk for trial in drawn} == {soak.SMALL, soak.LARGE}
@@ -138,7 +141,7 @@ def test_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 @pytest.mark.slow
 def test_tracking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever happens to the server, all points arrive once, soon, and the trainers do not feel it."""
+    """Whatever happens to the server, all points arrive once and soon, and the trainers do not notice."""
     small = ["--trainers", "2", "--seconds", "4", "--away-s", "2", "--checkpoint-steps", "10", "--workers", "1"]
     tracking.main([*small, "--json", str(tmp_path / "tracking.json")])
     written = json.loads((tmp_path / "tracking.json").read_text())
@@ -182,7 +185,7 @@ def test_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_gpu_of_the_data_benchmark_is_the_one_that_was_measured() -> None:
-    """The fastest arm of the page that the benchmark names."""
+    """It is the fastest arm of the page that the benchmark names."""
     page = (Path(data.__file__).parents[1] / "results" / "mxnorm_pretrain.md").read_text()
     arms = [line.split("|") for line in page.splitlines() if " GiB |" in line]
     assert max(int(cells[6].replace(",", "")) for cells in arms) == data.GPU_TOKENS_PER_S

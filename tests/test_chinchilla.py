@@ -1,4 +1,4 @@
-"""The scaling law: known constants are found again, intervals cover them, bad runs are refused, table 2 is printed."""
+"""The scaling law recovers known constants, its intervals cover them, bad runs are refused, and table 2 is printed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUNS_COLUMNS = ("parameters", "best_validation_loss", "config.train.batch_size",
 
 
 def synthetic(law: Chinchilla = LAW, noise: float = 0.0, seed: int = 0) -> pd.DataFrame:
-    """Eight sizes at each of six budgets of compute, 2 to 200 tokens a parameter; `noise`: std of log L."""
+    """Return eight sizes at each of six compute budgets, with 2 to 200 tokens per parameter. `noise` is log L's std."""
     ratio = np.geomspace(2, 200, 8)
     budgets, ratio = np.meshgrid(np.geomspace(2e17, 5e19, 6), ratio)
     params = np.sqrt(budgets / (6 * ratio)).ravel()
@@ -79,7 +79,7 @@ def test_intervals_cover_the_law_and_are_no_wider_than_need_be() -> None:
         low, high = bootstrap(runs, resamples=30, seed=seed)[names].quantile([0.025, 0.975]).to_numpy()
         inside.append((low <= truth) & (truth <= high))
         widths.append(high - low)
-    assert (pd.DataFrame(inside).sum() >= 7).all()  # of 10; at 95 %, fewer once in a thousand
+    assert (pd.DataFrame(inside).sum() >= 7).all()  # 7 of 10: at 95 %, fewer happen once in a thousand
     expected = 2 * 1.96 * pd.DataFrame(laws)[names].std()
     assert (np.mean(widths, axis=0) / expected).between(0.6, 1.7).all()
 
@@ -222,7 +222,7 @@ def test_finished_runs_of_a_runs_table_are_rows_like_the_paper_s() -> None:
 
 
 def test_n_counts_32_000_of_the_32_100_rows_that_the_public_code_trains() -> None:
-    """N of OLMo at n = 4 is 19,534,080 (instability paper, appendix G), with either embedding."""
+    """OLMo's N at n = 4 is 19,534,080 (instability paper, appendix G), with either embedding."""
     about = {"state": "finished", "choice.precision": "bf16", "choice.norm": "layernorm", "label": "x", "step": 5}
     about |= {
         "fingerprint": "f",

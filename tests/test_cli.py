@@ -1,4 +1,4 @@
-"""The command line as a user meets it, up to the launch."""
+"""The command line works as a user meets it, up to the launch."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_sweep_multiplies_its_axes_for_each_case(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.integration
 def test_shared_compositions_equal_full_ones() -> None:
-    """And files that are read once to files that are read for each job."""
+    """Files that are read once give the same as files that are read for each job."""
     words = (
         QUICK,
         "norm=rmsnorm,mxnorm_p2",
@@ -205,7 +205,11 @@ def test_shared_compositions_equal_full_ones() -> None:
 
 @pytest.mark.integration
 def test_choices_that_stand_alone_are_composed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a value in a section that they change, one that refers to another section, and a choice that does not."""
+    """Choices that stand alone are composed one at a time.
+
+    The words also have a value in a section that they change, one that refers to another section, and a choice that
+    does not stand alone.
+    """
     words = (
         "+experiment=student_teacher",
         "fidelity=public_code,paper_text",
@@ -219,7 +223,7 @@ def test_choices_that_stand_alone_are_composed_one_at_a_time(monkeypatch: pytest
     fully = cli.compose_fully
     monkeypatch.setattr(cli, "compose_fully", lambda *given: [composed.append(given[2]), fully(*given)][1])
     shared = list(cli.compose(loader, master, jobs))
-    assert (len(shared), len(composed)) == (24, 2 * (1 + 2 + 1))  # by fidelity: a first, and the other choices
+    assert (len(shared), len(composed)) == (24, 2 * (1 + 2 + 1))  # by fidelity: a first one, and the other choices
     loader, master, _ = handed_over(*words)
     for job, one in list(zip(jobs, shared, strict=True))[::7]:
         config, choices = fully(loader, master, job)

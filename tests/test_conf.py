@@ -1,8 +1,8 @@
 """Every YAML file of conf/ and sweeps/ composes to a config that a study accepts, with the fingerprint that it had.
 
-Else finished runs would be trained again. A fingerprint that has to change is a change of
-`mxstudy.config.fingerprint.SCHEMA_VERSION`, or of what the experiment asks for; `python tests/fingerprints.py` adds new
-ones.
+Otherwise finished runs would be trained again. A fingerprint that has to change needs a new
+`mxstudy.config.fingerprint.SCHEMA_VERSION`, or another question of the experiment; `python tests/fingerprints.py` adds
+new ones.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NEEDS = {
     "probe=routing": ["model=moe_tiny"],
     "schedule=torchtitan": ["train.steps=300"],
 }
-# What a stack of students cannot use a choice without: a norm with a gain to round, a forward with blocks of MX.
+# What a stack of students needs for a choice: a norm with a gain to round, a forward with blocks of MX.
 STUDENT_NEEDS = {
     "norm=none": ["student.gain=fp32"],
     "norm=mxnorm_postround": ["norm.format=E4M3"],
@@ -73,7 +73,7 @@ STUDENT_CHOICES += ["train=stack", "optimizer=adam", "optimizer=sgd", "optimizer
 STUDENT_CHOICES += ["schedule=constant_no_warmup", "schedule=cosine_no_warmup"]
 STUDENT_CHOICES += [f"probe={choice}" for choice in GROUPS["probe"] if choice.startswith("student_")]
 STUDENT_CHOICES += [f"{g}={c}" for g in GROUPS for c in GROUPS[g] if g in STUDENT_GROUPS and c != "as_trained"]
-# What a rehearsal takes another choice for.
+# What a rehearsal replaces another choice by.
 GIVES_WAY = {"pretrain": ["tokenizer=pretrained"], "prepare_data": ["tokenizer=bpe_32k"]}
 OF_STUDENTS = {
     "norm=none",
@@ -89,7 +89,10 @@ def stem(value: object) -> str:
 
 
 def command_of(path: Path) -> list[str]:
-    """The words of a file's second line after `python -m mxstudy`, without those that only the user can fill in."""
+    """Return the words after `python -m mxstudy` of a file's second line.
+
+    Words that only the user can fill in are left out.
+    """
     words = shlex.split(path.read_text().splitlines()[1])[4:]
     given = ("=RUN", "=FOLDER")
     return [as_text(word) for word in words if not word.endswith(given) and not word.startswith("data.paths=")]
@@ -116,7 +119,7 @@ def test_line_1_is_the_package_and_line_2_a_command_for_the_file(
 @pytest.mark.integration
 @pytest.mark.parametrize("path", slow_but(WITH_WORDS[::8], WITH_WORDS), ids=stem)
 def test_the_command_of_an_experiment_is_valid(path: Path, given_to: Callable[[str], list[str]]) -> None:
-    """One that is its name alone is composed in the test of rehearsals."""
+    """A command that is its name alone is composed in the test of rehearsals."""
     validated(compose_job(*command_of(path), *given_to(path.stem)))
 
 
@@ -125,7 +128,7 @@ def test_the_command_of_an_experiment_is_valid(path: Path, given_to: Callable[[s
 def test_the_command_of_a_sweep_is_valid_and_its_runs_are_recorded(
     path: Path, given_to: Callable[[str], list[str]]
 ) -> None:
-    """Compare the fingerprints of all jobs, in order, and validate enough jobs to have every override once."""
+    """All jobs have their fingerprints, in order, and enough jobs are validated to have every override once."""
     loader, master, jobs = handed_over(*command_of(path), *given_to(path.stem))
     composed = list(cli.compose(loader, master, jobs))
     assert [fingerprint_of(read_run(one.values)) for one in composed] == recorded(f"sweep/{path.stem}")
@@ -145,7 +148,7 @@ def test_an_experiment_and_its_rehearsal_are_valid(path: Path, given_to: Callabl
     assert full.experiment == name
     assert recorded(f"experiment/{name}") == [fingerprint_of(full)]
     stored = yaml.safe_load(yaml_of(plain(full)))
-    assert digest_of(read_run(stored)) == digest_of(full)  # else no run of it could be read again
+    assert digest_of(read_run(stored)) == digest_of(full)  # otherwise no run of it could be read again
     words = GIVES_WAY.get(full.study, [])
     tiny = flatten(plain(validated(compose_job(f"+experiment={name}", "+debug=tiny", *given, *words))))
     asked = {key: value for key, value in tiny_values(full.study).items() if key in tiny}
@@ -163,7 +166,7 @@ def test_all_fingerprints_are_recorded() -> None:
 
 
 def tiny_values(study: str) -> dict[str, Any]:
-    """By dotted key, what conf/debug/tiny.yaml says to such a kind of run."""
+    """Return what conf/debug/tiny.yaml sets for such a kind of run, by dotted key."""
 
     def said(value: Any) -> Any:
         of = re.fullmatch(r"\$\{of:(\w+),(\d+),(\d+)\}", str(value))
@@ -197,7 +200,7 @@ def test_a_rehearsal_does_not_swallow_what_was_meant_for_another_kind_of_run(nam
 
 @pytest.fixture
 def files(here: Path) -> None:
-    """Those that NEEDS names."""
+    """Write the files that NEEDS names."""
     for name in ("tokenizer.json", "a.json", "b.json"):
         ByteTokenizer().save(here / name)
     (here / "a.txt").write_text("a b c " * 1000)
@@ -208,7 +211,10 @@ def files(here: Path) -> None:
 @pytest.mark.integration
 @pytest.mark.usefixtures("files")
 def test_corpora_of_two_tokenizers_are_identified_apart() -> None:
-    """The name of a pretrained one is not in the hash; what it holds is, through the identity of the corpus."""
+    """Corpora of two tokenizers have different identities.
+
+    A pretrained tokenizer's name is not in the hash, but its content is, through the identity of the corpus.
+    """
     jobs = [
         validated(compose_job("+experiment=quickstart", "tokenizer=pretrained", f"tokenizer.name={name}"))
         for name in ("a.json", "b.json")
@@ -222,7 +228,7 @@ def test_corpora_of_two_tokenizers_are_identified_apart() -> None:
 def test_every_choice_of_every_group_is_valid(group: str, choice: str) -> None:
     one = compose_job("+experiment=quickstart", f"{group}={choice}", *NEEDS.get(f"{group}={choice}", []))
     assert one.choices[group] == choice
-    if choice == "as_trained":  # a checkpoint's
+    if choice == "as_trained":  # a choice for a checkpoint
         with pytest.raises(ConfigError, match=f"{group}: null; this kind of run needs one"):
             validated(one)
     else:
@@ -311,7 +317,7 @@ def test_the_quickstart_compares_four_arms_with_rmsnorm_in_mxfp8() -> None:
     [("llama_125m", 121.7), ("llama_250m", 243.3), ("llama_1b", 973.2), ("llama_8b", 6979.6)],
 )
 def test_models_have_the_parameters_that_their_names_say(name: str, millions: float) -> None:
-    """Embedding and head aside, as the MXNorm paper counts them."""
+    """The count leaves out embedding and head, as in the MXNorm paper."""
     model: Decoder = validated(compose_job("+experiment=quickstart", f"model={name}")).model
     width = model.hidden_size
     attention = 2 * width**2 * (1 + model.num_kv_heads / model.num_heads)
@@ -326,7 +332,7 @@ def test_models_have_the_parameters_that_their_names_say(name: str, millions: fl
     [("moe_tiny", 7.0, 2.9), ("moe_200m", 202.7, 63.7), ("nemotron_moe_16b", 16194.8, 2473.1)],
 )
 def test_mixtures_have_the_parameters_that_their_files_say(name: str, total: float, active: float) -> None:
-    """Active: in matrix products, with the head and without the embedding."""
+    """Active parameters are those in matrix products, with the head and without the embedding."""
     with torch.device("meta"):
         model = build_model(validated(compose_job("+experiment=moe", f"model={name}", "tokenizer=bpe_2k")))
     assert (model.num_params() / 1e6, model.num_matmul_params() / 1e6) == pytest.approx((total, active), abs=0.1)
@@ -334,7 +340,10 @@ def test_mixtures_have_the_parameters_that_their_files_say(name: str, total: flo
 
 @pytest.mark.integration
 def test_the_sizes_and_budgets_of_the_instability_paper() -> None:
-    """Six budgets from 2e17 to 1e19 FLOPs in equal ratios and two more; steps of 512 x 512 tokens; 2 < D / N < 200."""
+    """The budgets are six from 2e17 to 1e19 FLOPs in equal ratios, and two more.
+
+    Steps have 512 x 512 tokens, and 2 < D / N < 200.
+    """
     budgets = [2e17 * 50 ** (i / 5) for i in range(6)] + [2.2e19, 4.84e19]
     grid = []
     for flops in budgets:

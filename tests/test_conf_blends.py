@@ -1,4 +1,4 @@
-"""Blends on the command line: corpora by their names in conf/data, or one's own, and what is refused."""
+"""Blends on the command line have corpora by their names in conf/data, or one's own, or are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def blended(last: str, *overrides: str) -> Any:
 
 @pytest.fixture
 def own_files(here: Path) -> None:
-    """Those that the corpora of a user name."""
+    """Write the files that a user's corpora name."""
     (here / "a.txt").write_text("a b c " * 1000)
     (here / "a.jsonl").write_text('{"text": "%s"}' % ("a b c " * 1000))
 

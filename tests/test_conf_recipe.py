@@ -1,4 +1,7 @@
-"""What the configs of two papers' language models say: rates that go with sizes, tokens, arms, warm-up, phases."""
+"""Configs of two papers' language models say what the papers say.
+
+They cover rates that go with sizes, tokens, arms, warm-up and phases.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from mxstudy.studies.pretrain.check import sampling_of
 
 pytestmark = pytest.mark.integration
 
-# Rate, final rate, batch and sequence by size: table 2; and of the 8B on 15 trillion tokens, section 3.3.
+# Rate, final rate, batch and sequence by size: table 2, and section 3.3 for the 8B on 15 trillion tokens.
 SIZES = {1024: (2.5e-4, 2.5e-7, 256, 4096), 2048: (2e-4, 2e-7, 256, 4096), 4096: (3e-4, 3e-7, 1024, 4096)}
 SECOND_8B = (6e-4, 6e-6, 768, 8192)
 TRILLIONS = {"scale_rounding": {0.3, 1.0}, "element_formats": {1.0}, "mxfp8_vs_bf16": {15.0}}

@@ -1,4 +1,4 @@
-"""The strict reader, the schema's own checks, and the fingerprint."""
+"""The strict reader, the schema's own checks, and the fingerprint work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VALUES: dict[str, Any] = {
 
 
 def changed(**dotted: Any) -> dict[str, Any]:
-    """VALUES with `model__num_heads=3` set as model.num_heads."""
+    """Return VALUES with `model__num_heads=3` set as model.num_heads."""
     values = copy.deepcopy(VALUES)
     for key, value in dotted.items():
         *parents, last = key.split("__")
@@ -258,7 +258,7 @@ def test_flatten_dots_mappings_and_numbers_lists() -> None:
 
 
 def test_the_fingerprint_is_the_same_in_every_process() -> None:
-    """A change of this value orphans every run that exists: raise SCHEMA_VERSION and say so."""
+    """A change of this value orphans every run that exists. Raise SCHEMA_VERSION and announce it."""
     assert digest() == "332f2ba85db783253b5c8c1f2ea2836dd595cca715b4a495a7890ce5d67e01f3"
 
 

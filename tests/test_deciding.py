@@ -1,4 +1,4 @@
-"""Which fields of a flat config decide a run's numbers: what its fingerprint hashes, or hashes something for."""
+"""Fields of a flat config decide a run's numbers if its fingerprint hashes them, or hashes something for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_field_that_a_table_lacks_has_its_default() -> None:
 
 
 def test_a_list_is_one_value() -> None:
-    """Two tasks that are the first two of the default are not the default."""
+    """The first two tasks of the default are not the default."""
     tasks = {"study": "evaluate", "evaluation.tasks.0": "arc_challenge", "evaluation.tasks.1": "arc_easy"}
     assert deciding(tasks)["evaluation.tasks"] == (("0", "arc_challenge"), ("1", "arc_easy"))
     assert len(deciding({"study": "evaluate"})["evaluation.tasks"]) == 10  # type: ignore[arg-type]
@@ -31,7 +31,7 @@ def test_a_recipe_counts_for_what_it_computes_and_not_for_its_name() -> None:
 
 
 def test_a_field_of_a_recipe_at_its_default_is_as_one_that_is_not_written() -> None:
-    """A run of before a field was added to casts stays in the arm of one of after."""
+    """A run from before a field was added to casts stays in the arm of a later run."""
 
     def of(**fields: object) -> object:
         own = {f"precision.recipes.mine.forward_x.{key}": value for key, value in {"format": "E2M1", **fields}.items()}

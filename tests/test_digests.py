@@ -1,7 +1,7 @@
 """Six steps of small models give the bits that they gave when `tests/fixtures/digests_*.json` were recorded.
 
-Bits hang on torch's build and on the kind of processor, so a fixture is of one of each. Where none fits, a case is run
-twice instead: what can be held there is that its numbers are its config's, and what is refused. To have one made by an
+Bits depend on torch's build and on the kind of processor, so a fixture is for one of each. Where none fits, a case is
+run twice instead. That still shows that its numbers follow from its config, and what is refused. To have one made by an
 older commit: `git worktree add OLD COMMIT; PYTHONPATH=OLD python tests/digests.py --out tests/fixtures/digests_X.json`.
 """
 
@@ -58,7 +58,7 @@ def test_so_has_every_norm_backend_and_option(name: str) -> None:
 
 @pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture["about"]["processor"])
 def test_a_fixture_has_all_cases_and_no_two_that_say_the_same(fixture: Record) -> None:
-    """But for the two backends, which on CPU are one arithmetic in one order."""
+    """The two backends may agree: on CPU they do one arithmetic in one order."""
     said = fixture["cases"]
     assert list(said) == list(cases())
     assert set(QUICK) <= set(said)

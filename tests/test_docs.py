@@ -1,6 +1,6 @@
-"""Every command of README and docs/ is run here, or says above it why it cannot be: <!-- not run: REASON -->.
+"""Every command of README and docs/ is run here, or has the reason why not above it: <!-- not run: REASON -->.
 
-One of `python -m mxstudy` that is not run is composed and checked all the same.
+A command of `python -m mxstudy` that is not run is still composed and checked.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from mxstudy.tracking.folder import RunFolder
 REASON = re.compile(r"<!-- not run: (.+) -->")
 BEGINS = ("python ", "mxstudy ", "make", "torchrun ", "source ", "apt-get ", "$ ")
 INLINE = re.compile(r"`((?:make|python -m) [^`]+)`")
-PROGRAM = re.compile(r"^```python\n((?:import|from) .*?)^```$", re.MULTILINE | re.DOTALL)  # no block of a guide
+PROGRAM = re.compile(r"^```python\n((?:import|from) .*?)^```$", re.MULTILINE | re.DOTALL)  # not the block of a guide
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-SHOWN_ALONE = ("--cfg", "--help", "dry_run=true")  # of a command that trains nothing
+SHOWN_ALONE = ("--cfg", "--help", "dry_run=true")  # in a command that trains nothing
 SMALLER = ("train.steps=4", "validation.every_steps=2", "validation.sequences=2")
 GIVEN = {  # what a reader has
     "data.paths=[books/*.txt]": corpus,
@@ -100,7 +100,7 @@ def test_every_target_and_module_of_a_command_exists() -> None:
 
 
 def test_every_option_of_a_script_is_one_that_it_has() -> None:
-    """Read in the source of its folder, so that no script is started."""
+    """The options are read in the source of their folder, so that no script is started."""
     for command in COMMANDS:
         if found := re.match(
             r"python -m (benchmarks|mxstudy\.evaluation)\.|mxstudy (?:figure|report|export)", command.words

@@ -1,4 +1,4 @@
-"""The list of figures: complete, true to results/, and drawn from there."""
+"""The list of figures is complete and true to results/, and its figures are drawn from there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_figure_is_true(figure: Figure, capsys) -> None:
     assert f"python -m {figure.module} --runs {figure.runs.partition('/')[0]}" in script.__doc__
     with pytest.raises(SystemExit):
         script.main(figure.options("nowhere"))
-    assert "nowhere" in capsys.readouterr().err  # the script takes its arguments: what is wrong is the runs alone
+    assert "nowhere" in capsys.readouterr().err  # the script accepts its arguments, so only the runs are wrong
     if figure.results:
         assert figure.backing()
         assert [path for path in figure.backing() if not (ROOT / path).exists()] == []
@@ -64,7 +64,7 @@ def test_published_files_are_small() -> None:
 
 @pytest.mark.slow
 def test_a_fresh_clone_draws_what_is_backed_and_lists_the_rest(tmp_path: Path, monkeypatch, capsys) -> None:
-    """Drawn once: that a figure becomes a PNG and a PDF is asked elsewhere."""
+    """It is drawn once. Other tests check that a figure becomes a PNG and a PDF."""
     rules = check_saved(monkeypatch)
     (tmp_path / RESULTS).symlink_to(ROOT / RESULTS)
     monkeypatch.chdir(tmp_path)

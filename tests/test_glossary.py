@@ -1,6 +1,6 @@
-"""One word, one thing: docs/glossary.md against the names in the package, and every module that a page names exists.
+"""docs/glossary.md agrees with the names in the package, and every module that a page names exists.
 
-Read from the source with `ast`, so that nothing is imported. A rule is one test, which names all that breaks it.
+It is read from the source with `ast`, so that nothing is imported. A rule is one test, which names all that breaks it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OURS = {name: path for name, path in MODULES.items() if name.startswith("mxstudy
 
 DOTTED = re.compile(r"\b(?:mxstudy|analysis|benchmarks|hydra_plugins)(?:\.[A-Za-z_]\w*)+")
 FILE = re.compile(r"\b(?:mxstudy|analysis|benchmarks|hydra_plugins|tests|conf|sweeps|docs|results)/[\w./-]*\w")
-MADE = re.compile(r"^# (\S+\.\w+)$", re.MULTILINE)  # a file that a guide has its reader make
+MADE = re.compile(r"^# (\S+\.\w+)$", re.MULTILINE)  # a file that a guide lets its reader make
 
 
 @functools.cache
@@ -57,7 +57,7 @@ def at_the_top(module: str) -> frozenset[str]:
 
 
 def exists(name: str) -> bool:
-    """Return whether that is a module, the beginning of some, or a name in one."""
+    """Return whether that is a module, the beginning of one, or a name in one."""
     module, _, last = name.rpartition(".")
     is_folder = (ROOT / name.replace(".", "/")).is_dir()
     return name in MODULES or is_folder or (module in MODULES and last in at_the_top(module))
@@ -68,7 +68,7 @@ def section(title: str) -> str:
 
 
 def cells(text: str, head: str) -> Iterator[list[list[str]]]:
-    """Yield the rows below such a head of a table: of each cell what it has in backticks, or else its text."""
+    """Yield the rows below such a table's head. A cell is what it has in backticks, or else its text."""
     below = text.split(f"| {head} |", 1)[1].split("\n\n")[0].splitlines()[2:]
     for row in below:
         yield [re.findall(r"`([^`]+)`", cell) or [cell] for cell in row.strip("| ").split(" | ")]
@@ -92,7 +92,7 @@ def test_every_module_and_file_that_a_page_names_exists() -> None:
 
 
 def is_there(name: str) -> bool:
-    """Return whether that is a file, a folder, or what the names of tables in results/ begin with."""
+    """Return whether that is a file, a folder, or a prefix of tables in results/."""
     path = ROOT / re.sub(r"/NAME\b.*", "", name)  # one that a reader would make
     return path.exists() or (name.startswith("results/") and any(path.parent.glob(f"{path.name}*")))
 
@@ -112,7 +112,7 @@ def test_the_map_has_the_imports_of_every_room() -> None:
 
 
 def test_the_ways_through_the_house_are_those_of_the_code() -> None:
-    """In docs/architecture.md: each function in a line of a way is defined in one of the files of that line."""
+    """In docs/architecture.md, each function in a line of a way is defined in one of the files of that line."""
     rows = [" ".join(row.split(" | ")[:2]) for table in ways() for row in table]
     assert len(rows) > 30
     complain("functions that are not in their files", (f"{name}: {row}" for row in rows for name in not_in_files(row)))
@@ -137,7 +137,7 @@ def ways() -> list[list[str]]:
 
 
 def not_in_files(row: str) -> Iterator[str]:
-    """Yield the names in backticks that none of the files in backticks defines; `A.b` is b in the class A."""
+    """Yield the names in backticks that none of the files in backticks defines. `A.b` is b in the class A."""
     named = re.findall(r"`([^`]+)`", row)
     files = [name for name in named if re.search(r"/|\.py$", name)]
     known = {name for file in files for name in qualified(ast.parse((ROOT / "mxstudy" / file).read_text()))}

@@ -1,4 +1,4 @@
-"""What `--help NAME` says, and the comments of `--cfg job`."""
+"""`--help NAME` and the comments of `--cfg job` say what keys mean."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_key_has_a_meaning_and_a_type_in_words() -> None:
 
 
 def test_no_key_has_the_meaning_of_another() -> None:
-    """Where one sentence is about several keys, a key of which it says something else first has a comment."""
+    """If one sentence is about several keys, a key about which it says something else first has a comment."""
     begun = {place.path: re.match(r"`(\w+)`:", place.key.meaning) for place in places()}
     assert not [path for path, found in begun.items() if found and not path.endswith(found[1])]
 

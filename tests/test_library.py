@@ -1,4 +1,4 @@
-"""`import mxstudy`: its names, and what a notebook calls."""
+"""`import mxstudy` has its names, and gives a notebook what it calls."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_config_of_a_command_and_its_model() -> None:
     ],
 )
 def test_words_that_start_no_run_are_refused(words: tuple[str, ...], error: str) -> None:
-    """In one line, and without the frames of Hydra in which it was found."""
+    """The refusal is one line, without the frames of Hydra in which it arose."""
     with pytest.raises(ConfigError, match=error) as caught:
         mxstudy.compose(*words)
     assert caught.value.__cause__ is None
@@ -123,7 +123,7 @@ def test_only_a_pre_training_has_a_decoder() -> None:
 
 @pytest.mark.integration
 def test_a_run_gives_its_folder(trained: RunFolder, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is finished, so that nothing is trained; the notebooks train."""
+    """The run is finished, so that nothing is trained. The notebooks train."""
     monkeypatch.chdir(trained.path.parents[2])
     (folder,) = mxstudy.run(*TINY, "runs_dir=runs", "tracking=none", cache)
     assert folder.resolve() == trained.path.resolve()

@@ -1,4 +1,4 @@
-"""requirements.lock: the tested environment, beside the ranges of pyproject.toml."""
+"""requirements.lock has the tested environment, within the ranges of pyproject.toml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebooks of docs/: their cells are run here in one process, and by Jupyter's kernel when the site is built."""
+"""The cells of docs/'s notebooks run here in one process, and in Jupyter's kernel when the site is built."""
 
 from __future__ import annotations
 

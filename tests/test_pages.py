@@ -1,4 +1,4 @@
-"""The pages of results/ are what the tables beside them say, and show images that can be drawn from them."""
+"""The pages of results/ say what the tables beside them say, and show images that can be drawn from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from analysis.pages.marks import PART, RESULTS, benchmark, names, rewritten
 
 ROOT = Path(__file__).parents[1]
 BY_HAND = {"claims"}  # the ledger has a command of its own
-PLANS = {"README", "prestated"}  # their tables are an index, and plans, whose numbers no run has made
+PLANS = {"README", "prestated"}  # their tables are an index, and plans, with numbers that come from no run
 SLOW = {"olmes"}  # bootstraps
 SHOWN = re.compile(r"!\[[^]]*\]\((\w+)\.png\)")
 
@@ -37,7 +37,7 @@ OTHER_NUMBERS = re.compile(
     """,
     re.X,
 )
-SETTINGS = {  # numbers of a page that say how something was made or counted, in its sentences
+SETTINGS = {  # numbers in a page's sentences that say how something was made or counted
     "README": ("0.88", "0.02", "0.026"),
     "approximation": ("1,024", "4,096", "0.99", "0.003"),
     "checkpoint": ("10 %",),
@@ -160,7 +160,7 @@ def test_a_mark_that_is_wrong_is_refused(page: str, said: str) -> None:
 
 
 def test_a_step_beside_its_baseline_and_the_readings_of_its_gpu(tmp_path: Path, monkeypatch) -> None:
-    """Read rows of a file that names its baseline; those in results/ may be older."""
+    """The file names its baseline. Those in results/ may be older."""
     older = json.loads((ROOT / RESULTS / "train_step_llama_125m.json").read_text())
     (base, *_), read = older["rows"], {"sm_mhz": 1400, "power_w": 690, "temperature_c": 61}
     readings = {f"{key}_{which}": value for key, value in read.items() for which in ("min", "median", "max")}

@@ -1,4 +1,4 @@
-"""The quickstart's sweep, shortened: four arms, one comparison."""
+"""The quickstart's sweep, shortened, gives four arms and one comparison."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def journals(folder: Path) -> dict[Path, bytes]:
 
 
 def table_of(said: str) -> dict[str, list[str]]:
-    """Cells of the table's rows by arm: validation loss, difference, tokens/s; each of one run that did not diverge."""
+    """Return the cells of the table's rows by arm: validation loss, difference, tokens/s.
+
+    Each arm must have one run, which did not diverge.
+    """
     rows = re.findall(r"^ *((?:bf16|mxfp8) \w+) +1 +0 +(\S+) +(\S+) +([\d,]+)(?: +\S+)? *$", said, re.MULTILINE)
     return {arm: cells for arm, *cells in rows}
 
@@ -72,7 +75,7 @@ def test_the_table_has_four_arms_and_their_difference_to_the_baseline(said: str,
         assert float(tokens_per_s.replace(",", "")) > 0
     assert table["mxfp8 rmsnorm"][1] == "baseline"
     (entropy,) = re.findall(r"^unigram entropy of the validation split: (\S+) nats a token$", said, re.MULTILINE)
-    assert 2 < float(entropy) < 4  # Python source text in bytes
+    assert 2 < float(entropy) < 4  # Python source text, in bytes
 
 
 def test_the_figure_is_where_it_says(said: str, folder: Path) -> None:
@@ -103,7 +106,7 @@ def test_a_second_call_skips_all_and_shows_the_table_again(said: str, folder: Pa
 
 
 def test_all_arms_start_from_the_same_weights_and_see_the_same_batches(cache: str, tmp_path: Path) -> None:
-    """With a learning rate that moves no weight, only the precision and the norm's estimate can tell arms apart."""
+    """With a learning rate that moves no weight, only the precision and the norm's estimate can distinguish arms."""
     still = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "tracking=none", cache)
     code, said = run(tmp_path, *COMMAND, *still)
     assert code == 0, said

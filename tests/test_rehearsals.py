@@ -1,4 +1,4 @@
-"""Every experiment, end to end on a laptop: +debug=tiny through the command line, in this process."""
+"""Every experiment runs end to end on a laptop, with +debug=tiny through the command line, in this process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_rehearsal_finishes(name: str, tmp_path: Path, cache: str, given_to: C
 
 @pytest.mark.slow
 def test_a_rehearsal_leaves_no_trace_among_the_real_runs(tmp_path: Path, monkeypatch, capsys) -> None:
-    """Neither in runs/, nor in the experiment that leads the dashboard, nor among the figures."""
+    """It is neither in runs/, nor in the experiment that leads the dashboard, nor among the figures."""
     store = f"sqlite:///{tmp_path}/mlflow.db"
     cache = tmp_path.parent / "cache"
     run_here(
@@ -80,7 +80,7 @@ BLEND = "data.phases=[{weights: {text: 1}}]"
     ],
 )
 def test_a_rehearsal_keeps_the_corpus_of_the_command(experiment: str, words: list[str], paths: str) -> None:
-    """It took Python's source in silence, or said that there is no key data.paths."""
+    """It once used Python's source silently, or said that there is no key data.paths."""
     job = compose_job(f"+experiment={experiment}", "+debug=tiny", *words)
     assert not isinstance(job.values, ConfigError)
     assert flatten(job.values)[f"{paths}.0"] == "a.txt"
@@ -88,7 +88,7 @@ def test_a_rehearsal_keeps_the_corpus_of_the_command(experiment: str, words: lis
 
 
 def test_a_rehearsal_keeps_the_files_of_an_experiment() -> None:
-    """They gave way to Python's source; a choice of data that names no file still does."""
+    """They once gave way to Python's source. A choice of data that names no file still does."""
     own, stand_in = {"kind": "files", "format": "text", "paths": ["a.txt"]}, {"kind": "pysource"}
     debug = {"in_place_of": {"data": stand_in}}
     for given, kept in ((own, own), (own | {"paths": "???"}, stand_in)):
@@ -104,7 +104,7 @@ def test_a_rehearsal_keeps_the_files_of_an_experiment() -> None:
 
 @pytest.mark.integration
 def test_a_rehearsal_has_the_phases_of_the_experiments_blend() -> None:
-    """It read one corpus, so that no rehearsal had a change of phase."""
+    """It once read one corpus, so that no rehearsal changed its phase."""
     job, real = (compose_job("+experiment=mxfp8_vs_bf16", *words) for words in (["+debug=tiny"], []))
     small, whole = validated(job).data, real.values["data"]
     assert [phase.from_fraction for phase in small.phases] == [0.0, 0.6]
@@ -130,7 +130,7 @@ def test_a_rehearsal_reads_a_little_of_the_hub_and_says_so() -> None:
 def test_a_tokenizer_that_gives_way_is_said_once_before_the_plan(here: Path, capsys) -> None:
     words = ("+experiment=mxnorm_pretrain", "+debug=tiny", "tracking=none", "dry_run=true", "seed=0,1")
     assert call(*words) == (0, "")
-    assert "debug:" not in capsys.readouterr().out  # the experiment's own give way in silence
+    assert "debug:" not in capsys.readouterr().out  # the experiment's own give way silently
     assert call(*words, "tokenizer=bpe_2k") == (0, "")
     (said,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("debug:"))
     assert said == "debug: tokenizer=bpe_2k is not used; a rehearsal has tokenizer=bytes"

@@ -1,4 +1,4 @@
-"""Arms, paired differences, the claims' verdicts, and the page that shows them."""
+"""The report shows arms, paired differences, and the claims' verdicts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def runs(rows: list[dict[str, object]]) -> pd.DataFrame:
-    """One run a row: norm, seed, loss and what else differs."""
+    """Return one run per row: norm, seed, loss and what else differs."""
     frame = pd.DataFrame(rows).rename(columns={"loss": "validation_loss"})
     frame["choice.norm"], frame["choice.precision"] = frame["norm"], frame.get("precision", "mxfp8")
     frame["config.norm.kind"], frame["config.seed"] = frame["norm"], frame["seed"]
@@ -72,7 +72,7 @@ def test_pairs_share_seed_and_everything_but_what_is_compared() -> None:
 
 
 def test_what_changes_no_number_parts_no_pairs() -> None:
-    """All that is cosmetic in a run's schema, and nothing that merely begins like it."""
+    """This covers all that is cosmetic in a run's schema, and nothing that only begins like it."""
     frame = runs([*arms("rmsnorm", [1.0, 2.0]), *arms("mxnorm_p2", [1.1, 2.1])])
     elsewhere = frame["norm"].map({"rmsnorm": "here", "mxnorm_p2": "there"})
     names = ("evaluation.limit", "data.mirror", "data.paths.0", "data.revision", "tokenizer.name", "dry_run")
@@ -88,7 +88,7 @@ def test_what_changes_no_number_parts_no_pairs() -> None:
 
 
 def shown(frame: pd.DataFrame) -> tuple[str, dict[str, str]]:
-    """Of the table of differences: what it compares with, and each arm's cell."""
+    """Return what the table of differences compares with, and each arm's cell."""
     rows = re.findall(
         r"<tr><td>(.*?)</td><td>(.*?)</td><td class=\"number\">(.*?)</td>", report.differences(with_arms(frame))
     )
@@ -97,7 +97,7 @@ def shown(frame: pd.DataFrame) -> tuple[str, dict[str, str]]:
 
 
 def swept(*norms: str) -> pd.DataFrame:
-    """Two seeds of each norm, all a tenth of a nat apart, by a sweep that names its baseline."""
+    """Return two seeds of each norm, all a tenth of a nat apart, from a sweep that names its baseline."""
     frame = runs([row for i, norm in enumerate(norms) for row in arms(norm, [2 + i / 10, 3 + i / 10], label=norm)])
     return frame.assign(**{"config.baseline.precision": "mxfp8", "config.baseline.norm": "rmsnorm"})
 
@@ -110,7 +110,7 @@ def test_differences_are_to_the_arm_that_the_sweep_names() -> None:
 
 @pytest.mark.parametrize("others", [{}, {"rate": [1, 1, 2, 2], "head": [1, 1, 2, 2]}])
 def test_where_the_baseline_was_not_run_the_first_arm_is_named(others: dict[str, list[int]]) -> None:
-    """However many groups the arms differ in, and also of a group that no run has."""
+    """This holds however many groups the arms differ in, and for a group that no run has."""
     frame = swept("mxnorm_p1", "mxnorm_p2").assign(**{f"config.{name}.n": values for name, values in others.items()})
     for asked in (frame, frame.assign(**{"config.baseline.nrom": "rmsnorm"})):
         against, found = shown(asked)
@@ -125,7 +125,7 @@ def on_corpora(*entropies: float) -> pd.DataFrame:
 
 
 def test_runs_on_two_corpora_are_no_pairs() -> None:
-    """Whatever the corpora are called: a name is cosmetic, what it holds is not."""
+    """The corpora's names do not matter: a name is cosmetic, and the content is not."""
     page = report.page(report.in_arms(on_corpora(6.5, 6.5, 6.5, 7.0)), {})
     same = "unigram_entropy_nats=6.5</td><td>rmsnorm unigram_entropy_nats=6.5</td>"
     assert f'<td>mxnorm_p2 {same}<td class="number">+0.1000 (1)</td>' in page
@@ -190,7 +190,7 @@ def test_a_run_that_never_started_does_not_differ_by_its_corpus() -> None:
 @pytest.mark.integration
 def test_arms_on_different_backends_are_named_below_their_table() -> None:
     frame = report.in_arms(on_corpora(*[6.5] * 4))
-    assert "different backends" not in report.page(frame, {})  # nothing says what they ran on
+    assert "different backends" not in report.page(frame, {})  # nothing says on which they ran
     same, others = (frame.assign(backend=[first, first, "fused", "fused"]) for first in ("fused", "reference"))
     assert "different backends" not in report.page(same, {})
     page = report.page(others, {})
@@ -204,7 +204,7 @@ HOSTILE = "</td><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;
 
 @pytest.mark.slow
 def test_text_of_a_run_is_text_on_the_page_wherever_it_stands() -> None:
-    """Put hostile text into every column that a run folder fills: configs, choices, names, commands, machines."""
+    """Hostile text stands in every column that a run folder fills: configs, choices, names, commands, machines."""
     frame = report.in_arms(on_corpora(*[6.5] * 4)).assign(backend="fused", code="a", label="b", name="c")
     frame["config.data.text_field"] = ["text", "text", "others", "others"]  # so that the page shows the column
     plain_tags = re.findall(r"<[^>]*>", report.page(frame, {}))
@@ -230,7 +230,7 @@ def test_the_page_of_committed_runs_holds_all_of_itself(tmp_path: Path, capsys) 
     assert not re.search(r"(src|href)=\"(?!data:)", text)
     assert "1.7911 ± 0.0164 (2)" in text
     assert "of p=1, RMSNorm" not in text
-    assert "around the best learning rate p=2 ends within" in text  # two seeds: it cannot be told, and is shown
+    assert "around the best learning rate p=2 ends within" in text  # two seeds cannot tell, so it is shown
     for name in ("46b5a129726b", "7c38a9fcf00a", "NVIDIA H200", "+experiment=mxnorm_pretrain"):
         assert name in text
 

@@ -1,4 +1,4 @@
-"""Journals as frames, and the same frames from a Parquet table."""
+"""Journals become frames, and a Parquet table gives the same frames."""
 
 from __future__ import annotations
 
@@ -129,7 +129,10 @@ def test_a_table_gives_the_same_frame_and_says_where_it_came_from(tmp_path: Path
 
 
 def test_a_column_of_words_and_numbers_comes_back(tmp_path: Path) -> None:
-    """As those of `precision.skip_blocks`: runs of one table have 0, tail, or two numbers in columns of their own."""
+    """A column of words and numbers is read back as it was written.
+
+    `precision.skip_blocks` is such a column: runs of one table have 0, tail, or two numbers in columns of their own.
+    """
     frame = pd.DataFrame(
         {"config.precision.skip_blocks": [0, "tail", math.nan], "config.precision.gain": [None, "mx", None]}
     )
@@ -191,7 +194,7 @@ def test_a_hundredth_of_the_losses_is_the_half_life_of_their_mean() -> None:
 
 
 def test_on_which_backends_a_run_ran(tmp_path: Path) -> None:
-    """Of a run that is older than its folder's saying so it is null, in the table as well."""
+    """A run that is older than this field has null, in the table as well."""
     old, new = (make_folder(tmp_path, name + "0" * 52, label) for name, label in NAMES.items())
     new.set_provenance(new.provenance() | {"backend": "fused, reference"})
     runs = load_runs([old, new])
@@ -203,7 +206,7 @@ def test_on_which_backends_a_run_ran(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_wide_frame_is_sorted_into_arms_without_a_word() -> None:
-    """As of recipes with all their fields, numbers between words."""
+    """The frame has recipes with all their fields, with numbers between words."""
     runs = pd.DataFrame([{f"config.k{i}": "text" if i % 3 else 1.0 for i in range(500)}])
     assert len(with_arms(runs, {"precision": "nvfp4"})) == 1
 
@@ -211,7 +214,7 @@ def test_a_wide_frame_is_sorted_into_arms_without_a_word() -> None:
 def test_two_runs_of_one_fingerprint_and_different_code_are_told_apart() -> None:
     replica = {"fingerprint": "f", "commit": "1", "code": "a", "torch": "2.11.0", "config.study": "students"}
     one = pd.DataFrame([replica | {"replica": number} for number in range(3)])
-    assert mixed_code(pd.concat([one, one])) is None  # as two tables have them that share a baseline
+    assert mixed_code(pd.concat([one, one])) is None  # as in two tables that share a baseline
     assert mixed_code(pd.concat([one, one.assign(commit="2")])) is None  # its docstrings changed
     assert "(code a in 1 run, b in 1 run)" in str(mixed_code(pd.concat([one, one.assign(code="b")])))
     assert "(torch 2.11.0 in 1 run, 2.13.0 in 1 run)" in str(mixed_code(pd.concat([one, one.assign(torch="2.13.0")])))

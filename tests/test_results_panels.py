@@ -1,4 +1,4 @@
-"""Panels of arms: an axis in tokens, and a legend that names everything once."""
+"""Panels of arms have an axis in tokens, and a legend that names everything once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stack's columns as so many runs, in frames and in tables, and what MLflow gets of them."""
+"""A stack's columns become as many runs, in frames and in tables, and MLflow gets its part of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STACK: dict[str, Any] = {
 
 
 def stack_folder(runs: Path, fingerprint: str = "c" * 64, state: str = "finished") -> RunFolder:
-    """Four replicas: one learns, one jumps and comes back, one jumps and does not, one becomes NaN."""
+    """Write four replicas: one learns, one jumps and recovers, one jumps and does not, one becomes NaN."""
     config = read_run({"precision": CONFIG["precision"], "experiment": "stacks"} | STACK)
     about = provenance() | {"label": "norm=layernorm", "choices": {"norm": "layernorm"}}
     folder = RunFolder.create(runs / "stacks" / fingerprint[:12], config, fingerprint, about)
@@ -146,7 +146,7 @@ def test_an_exported_stack_gives_the_same_frames_and_is_compact(
     columns = Columns(folder.columns, 4, 0)
     columns.append(noise)
     export.main()
-    assert (to / "st_metrics.parquet").stat().st_size < 8.5 * 5000 * 4  # two numbers of 4 bytes a step and replica
+    assert (to / "st_metrics.parquet").stat().st_size < 8.5 * 5000 * 4  # two numbers of 4 bytes per step and replica
     monkeypatch.setattr(sys, "argv", [*command, "--every-steps", "10"])
     export.main()
     thinned = results.load([to / "st"], "metrics")
@@ -167,7 +167,7 @@ def test_the_table_of_the_arms_counts_replicas(tmp_path: Path, capsys: pytest.Ca
     folder = stack_folder(tmp_path)
     last = curves()[-1, 0]
     cells = show_arms([folder])
-    assert [row[0] for row in cells] == ["lr=0.001", "lr=0.0005"]  # an arm a learning rate
+    assert [row[0] for row in cells] == ["lr=0.001", "lr=0.0005"]  # one arm per learning rate
     assert cells[1][1:5] == ("2", "700", "700 .. 700", "1")
     assert cells[0] == ("lr=0.001", "2", f"{last[0]:.3g}", f"{last[0]:.3g} .. {last[0]:.3g}", *"0100")
     assert all(len(line) <= 120 for line in capsys.readouterr().out.splitlines())

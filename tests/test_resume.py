@@ -55,7 +55,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Path:
 
 
 def losses(folder: Path) -> list[dict[str, Any]]:
-    """Of every row that stands with a loss, what does not depend on the clock."""
+    """Return, of every valid row with a loss, what does not depend on the clock."""
     rows = read_journal(the_run(folder) / "metrics.jsonl")
     timeless = [{k: v for k, v in row.items() if k not in ("time_s", "tokens_per_s")} for row in rows]
     return [row for row in timeless if {"loss", "validation_loss"} & row.keys()]
@@ -84,7 +84,7 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
 
 
 def test_a_run_that_was_killed_goes_on_to_identical_bits(tmp_path: Path, cache: str, undisturbed: Path) -> None:
-    """Kill at one moment; the slow test below kills at all of them."""
+    """The run is killed at one moment. The slow test below kills at all of them."""
     code, said = run(tmp_path, *COMMAND, cache, fault=MOMENTS["in the middle of the journal's line"])
     assert code == -signal.SIGKILL, said
     assert state(tmp_path)[0] == "running"
@@ -96,7 +96,7 @@ def test_a_run_that_was_killed_goes_on_to_identical_bits(tmp_path: Path, cache: 
 
 @pytest.mark.slow
 def test_killed_in_every_one_of_its_lives(tmp_path: Path, cache: str, undisturbed: Path) -> None:
-    """At all moments, each life going on from what the one before has left."""
+    """It is killed at all moments, and each life continues from what the one before has left."""
     codes = [run(tmp_path, *COMMAND, cache, fault=fault)[0] for fault in MOMENTS.values()]
     assert codes == len(MOMENTS) * [-signal.SIGKILL]
     assert run(tmp_path, *COMMAND, cache)[0] == 0
@@ -204,7 +204,7 @@ def test_mlflow_has_one_run_with_every_step_once(tmp_path: Path, cache: str) -> 
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     tracked = (*COMMAND, cache, "tracking=mlflow", f"tracking.uri={uri}")
-    fault = killed_at(r"os\.rename .*/\.mirror\.json", count=2)  # the MLflow run is there, and some of the steps
+    fault = killed_at(r"os\.rename .*/\.mirror\.json", count=2)  # the MLflow run exists, with some of the steps
     assert run(tmp_path, *tracked, fault=fault)[0] == -signal.SIGKILL
     code, said = run(tmp_path, *tracked)
     assert code == 0, said
@@ -224,7 +224,7 @@ def test_mlflow_has_one_run_with_every_step_once(tmp_path: Path, cache: str) -> 
 @pytest.mark.parametrize("again", slow_but([""], ["", "rerun=true", "validation.every_steps=1"]))
 def test_a_second_process_leaves_a_running_run_alone(again: str, tmp_path: Path, cache: str, undisturbed: Path) -> None:
     def files() -> dict[Path, bytes]:
-        """What the run has written; who asks for it joins it, whoever trains it."""
+        """Return what the run has written. Whoever asks for it joins it, whoever trains it."""
         found = (path for path in the_run(tmp_path).rglob("*") if path.is_file() and path.name != memberships.NAME)
         return {path: path.read_bytes() for path in found}
 

@@ -1,4 +1,4 @@
-"""The command mxstudy: its version, and the scripts of analysis/."""
+"""The command mxstudy has a version, and the scripts of analysis/."""
 
 from __future__ import annotations
 

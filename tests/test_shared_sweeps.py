@@ -1,7 +1,7 @@
-"""All sweeps in one runs_dir, in two orders: each finds all of its runs, and every figure is drawn.
+"""All sweeps share one runs_dir, in two orders: each finds all of its runs, and every figure is drawn.
 
-Nothing is trained. Three runs are rehearsed, one of each kind with all probes, and a run of a sweep is made from the
-rows of one of them.
+Nothing is trained. Three runs are rehearsed, one of each kind with all probes, and a sweep's run is made from the rows
+of one of them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from mxstudy.tracking.mlflow_parent import Summary
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ORDERS = {"forth": 1, "back": -1}
-TEMPLATES = {  # a study: the commands of runs that have the rows of all its probes
+TEMPLATES = {  # {study: the commands of runs that have the rows of all its probes}
     "pretrain": ("+experiment=spike_proxy probe=all",),
     "student_teacher": ("+experiment=overflow", "+experiment=gradient_bias"),
     "fork": ("+experiment=interventions",),
 }
-STEPS, LOST = 640, 100  # of a stack that is made, and where one of its replicas diverges
+STEPS, LOST = 640, 100  # steps of a made stack, and the step at which one of its replicas diverges
 OF_SWEEPS = [figure for figure in FIGURES if "+sweep=" in figure.command and "+experiment=" not in figure.command]
-ASKED = sorted(  # every sweep as it stands, and with what figures ask for beside it, but for runs that a user names
+ASKED = sorted(  # every sweep as it stands, and with what figures need beside it, without runs that a user names
     {f"+sweep={name}" for name in cli.groups()["sweep"]}
     | {
         " ".join(word for word in part.split()[3:] if "FINGERPRINT" not in word)
@@ -54,7 +54,7 @@ ASKED = sorted(  # every sweep as it stands, and with what figures ask for besid
 
 
 class Copied(Study[Any]):
-    """Stands in for all kinds of run: makes a run from the rows of a template."""
+    """Replaces all kinds of run, and makes a run from the rows of a template."""
 
     def __init__(self, templates: dict[str, list[RunFolder]]) -> None:
         self.rows = {
@@ -90,7 +90,7 @@ class Copied(Study[Any]):
             columns.flush()
         else:
             size = parameters(config)
-            loss = 1.5 + 400 / size**0.34 + 400 / tokens(config) ** 0.28  # so that laws of scale can be fitted
+            loss = 1.5 + 400 / size**0.34 + 400 / tokens(config) ** 0.28  # so that scaling laws can be fitted
             self.write(folder, config, 1, scale=loss * rng.uniform(0.999, 1.001) / self.last, parameters=size)
         folder.update(state="finished", step=config.train.steps if hasattr(config, "train") else 1)
         return "finished"
@@ -103,7 +103,7 @@ class Copied(Study[Any]):
         }
         on |= {"coupled_gradient_bias"} if "gradient_bias" in on else set()
         rows = [row for row in self.rows[config.study] if row.get("probe", "replicas") in {*on, "replicas"}]
-        if "evaluation" in on:  # of which no template has rows: its questions are not there
+        if "evaluation" in on:  # no template has its rows, because its questions are missing
             scores = {f"{name}/{what}": 0.25 for name in fig05_reasoning.PANELS for what in ("score", "chance")}
             rows += [{"step": step, "probe": "evaluation", "values": scores} for step in (0, 1)]
         lines = [json.dumps(changed(row, replicas, scale) | (first if "parameters" in row else {})) for row in rows]
@@ -124,7 +124,7 @@ def tokens(config: Any) -> int:
 
 
 def changed(row: dict[str, Any], replicas: int, scale: float) -> dict[str, Any]:
-    """A template's row with another loss, or with as many values as there are replicas."""
+    """Return a template's row with another loss, or with as many values as there are replicas."""
     row = row | {key: row[key] * scale for key in ("loss", "validation_loss") if key in row}
     if replicas > 1 and "probe" in row:
         row = row | {"values": {key: tiled(value, replicas) for key, value in row["values"].items()}}
@@ -157,7 +157,7 @@ def composed(command: str, given: str) -> list[Composed]:
 
 
 def launched(command: str, runs: Path, given: str) -> list[plan.Job]:
-    """The jobs of a sweep, after they ran; it trains again if it has to, as the refusal says."""
+    """Return the jobs of a sweep after they ran, trained again if the refusal says so."""
     jobs = [Composed(o, c, values | {"runs_dir": str(runs)}) for o, c, values in map(parts, composed(command, given))]
     try:
         planned = plan.plan(jobs)

@@ -1,4 +1,4 @@
-"""What is stated of sweeps of recipes: they have the arms, five pairs each, rows judge them, and figures show them."""
+"""Sweeps of recipes have their stated arms, with five pairs each, rows that judge them, and figures that show them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_rows_are_judged_and_the_figure_shows_each_arms_loss_and_error() -> None
 
 
 def test_the_other_figure_shows_each_operands_noise_and_each_linears_gradient() -> None:
-    """Runs of seed 1 are a decibel noisier, as is layer 1; the last measurement counts."""
+    """Runs of seed 1 are a decibel noisier, as is layer 1. The last measurement counts."""
     of = BY_SWEEP["fp4_where"]
     runs = runs_of(f"+sweep={of.sweep}")
     noisier = (runs["config.seed"] == 1).astype(float)

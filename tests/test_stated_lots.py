@@ -1,4 +1,4 @@
-"""Lots whose rules were stated before: from tables made by hand to the verdicts and numbers of their pages."""
+"""Lots whose rules were stated before go from tables made by hand to the verdicts and numbers of their pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAIRED = stated_lots.PAIRED
 
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder whose results/ has the pilot's table alone, from which a lot is priced."""
+    """Return a folder whose results/ has the pilot's table alone, from which a lot's cost is computed."""
     monkeypatch.chdir(tmp_path)
     stated_lots.judged.cache_clear()
     (tmp_path / "results").mkdir()
@@ -59,7 +59,7 @@ def test_before_the_runs_a_page_says_so_with_the_price(tables: Path) -> None:
     assert stated_lots.rounded_down() == NOT_RUN
 
 
-LOSSES = {  # against bf16
+LOSSES = {  # minus that of bf16
     "E4M3": 0.001,
     "E4M3, floor": 0.02,
     "E5M2 gradients": 0.0015,
@@ -174,7 +174,7 @@ def test_a_lots_command_has_the_jobs_of_its_plan(command: str, jobs: int) -> Non
 
 
 def paired_runs(p1: float, p2: float) -> pd.DataFrame:
-    """Runs of the first form, best at 2^-9 all, MXNorm so much higher beyond it."""
+    """Return runs of the first form, best at 2^-9 for all norms, with MXNorm higher by `p1` and `p2` above 2^-6."""
     runs = runs_of(f"+sweep={PAIRED}", FIRST_FORM)
     loss = 2.6 + 0.2 * (np.log2(runs[RATE]) + 9).abs() + runs[SEED] / 100
     beyond = (runs[RATE] > 2.0**-6).astype(float) + np.random.default_rng(0).normal(0, 0.01, len(runs))
@@ -210,7 +210,10 @@ def test_new_pairs_stand_in_for_the_two_of_older_code(tables: Path) -> None:
 
 @pytest.mark.parametrize("id", ["instability-lm-affine", "instability-lm-affine-rate"])
 def test_gains_on_and_off_are_compared_at_one_rate(id: str) -> None:
-    """Figure 12's first row took both rates of its sweep for one arm, so that no run could have decided it."""
+    """Gains on and off are compared at one rate.
+
+    Figure 12's first row once took both rates of its sweep for one arm, so that no run could have decided it.
+    """
     runs = runs_of("+sweep=layernorm_affine", "seed=0,1,2,3").assign(loss=3.0)
     (claim,) = (claim for claim in instability_language.CLAIMS if claim.id == id)
     assert judge(claim, Tables(instead={"runs": runs})).units == 4

@@ -1,4 +1,4 @@
-"""Trouble that a run meets on its way: what it says, that nothing is lost, and that the same command goes on."""
+"""A run that meets trouble says what it is, loses nothing, and continues by the same command."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def without_its_json(newest: Path) -> str:
 
 
 def ahead_of_its_journal(newest: Path) -> str:
-    """After a power failure that the journal's last rows did not survive."""
+    """Leave what a power failure leaves if the journal's last rows did not survive it."""
     journal = newest.parent.parent / "metrics.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join(line for line in lines if '"step": 5' not in line))
@@ -119,7 +119,7 @@ def test_other_shards_are_refused_on_a_resume(here: Path) -> None:
 
 @pytest.fixture(scope="module")
 def roomy(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], list[float]]:
-    """A command and its losses where there is room."""
+    """Return a command and its losses where there is room."""
     folder = tmp_path_factory.mktemp("roomy")
     command = (*SMALL, *OWN_TEXT, corpus(folder))
     run_here(folder, *command)
@@ -201,9 +201,10 @@ def test_a_divergence_in_a_sweep_is_a_result(here: Path, capsys: pytest.CaptureF
 
 @contextmanager
 def silent_server(until: Callable[[], bool]) -> Iterator[tuple[str, list[bool]]]:
-    """An address that accepts connections and answers none: at the first it waits until `until`, then it is away.
+    """Serve an address that accepts connections and answers none.
 
-    With it the list that gets whether that came about within a minute.
+    At the first connection it waits until `until`, then it goes away. The list says whether that happened within a
+    minute.
     """
     listener, came = socket.create_server(("127.0.0.1", 0)), list[bool]()
 
@@ -224,7 +225,7 @@ def silent_server(until: Callable[[], bool]) -> Iterator[tuple[str, list[bool]]]
 def test_no_step_waits_for_a_server_that_is_silent(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither while the sweep's parent is to be made, nor while a run that is skipped has something to send."""
+    """No step waits while the sweep's parent is to be made, or while a skipped run has something to send."""
     monkeypatch.setattr(mirroring, "LAST_CHANCE_S", 0.1)
     command = (*SMALL, *OWN_TEXT, corpus(here))
     assert call(*command) == (0, "")

@@ -1,4 +1,4 @@
-"""Who reads results waits for pandas alone: not for what trains, launches or tracks."""
+"""Reading results imports pandas, and nothing that trains, launches or tracks."""
 
 from __future__ import annotations
 

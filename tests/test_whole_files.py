@@ -1,4 +1,4 @@
-"""Files that are written whole: the old text or the new one, whatever happens."""
+"""Files are written whole: whatever happens, they hold the old text or the new one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""torch.compile that traces as it always does and runs the graphs as they are: no code is made of them.
+"""Trace with torch.compile as usual, but run the graphs as they are, without making code of them.
 
-For what is asked about graphs: how many there are, that tracing has no break, what is read beside them, what a forward
+This is for tests of graphs: how many there are, that tracing has no break, what is read beside them, what a forward
 keeps for its backward. It takes half the time, and a quarter with several processes.
 """
 
@@ -17,7 +17,7 @@ def run_graphs_as_they_are(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_code(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-    """Inductor as a backend, with its passes and its partition into forward and backward, up to where it makes code."""
+    """Act as Inductor, with its passes and its partition into forward and backward, up to where it makes code."""
     from functorch.compile import make_boxed_func
     from torch._inductor.compile_fx import compile_fx
 

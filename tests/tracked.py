@@ -1,4 +1,4 @@
-"""Run folders with journals in them, made without training anything."""
+"""Make run folders with journals in them, without training anything."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """State, before the runs, where published FP4 recipes contradict each other: arms, margins and what decides.
 
-Ten sweeps, one a contradiction; five pairs of seeds an arm; a 23M Llama on 39 million tokens. What is compared is the
-loss on the validation split at the end, in nats, paired by seeds. Arms that no code here computes are left out: EDEN in
-`fp4_range`, OsciReset in `fp4_scales`. The arms are the jobs of the sweeps, by the columns of the runs' configs.
+There are ten sweeps, one for each contradiction, with five pairs of seeds per arm: a 23M Llama on 39 million tokens.
+The compared number is the loss on the validation split at the end, in nats, paired by seeds. Arms that no code here
+computes are left out: EDEN in `fp4_range`, OsciReset in `fp4_scales`. The arms are the jobs of the sweeps, described by
+the columns of the runs' configs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ worse, better, alike = (partial(Comparison, rule=rule(*MARGIN)) for rule in (hig
 
 
 def arm(recipe: str, **fields: object) -> Arm:
-    """Return the arm of that recipe with these fields, `operand__field`, in its runs' configs."""
+    """Return the arm of that recipe whose runs have these fields, `operand__field`, in their configs."""
     own = {f"config.precision.recipes.{recipe}.{name.replace('__', '.')}": value for name, value in fields.items()}
     return {PLAN: recipe} | own
 
@@ -43,7 +44,7 @@ def gradients(rounding: str, headroom: float = 1.0, **more: object) -> dict[str,
 def transform(
     size: int | None, signs: str | None = "none", vector: int | None = None, after: bool | None = False
 ) -> dict[str, object]:
-    """Return the fields of wgrad's Hadamard transform. `vector`: the first of its written signs."""
+    """Return the fields of wgrad's Hadamard transform. `vector` is the first of its written signs."""
     fields = {"size": size, "signs": signs, "vector__0": vector, "signs_after": after}
     return {f"{TRANSFORM}__{field}": value for field, value in fields.items()}
 

@@ -1,4 +1,4 @@
-"""Show where the error of each arm of a contradiction between FP4 recipes is made, at its runs' last measurement.
+"""Show where the error of each arm of a contradiction between FP4 recipes arises, at the runs' last measurement.
 
 Left: the signal to quantisation noise of each operand that the arm quantises. Right: 1 minus the cosine of the gradient
 with that in FP32 at the same weights, of each linear's weight. Points: means over runs and linears, or layers; lines:
@@ -43,7 +43,7 @@ def turned(bias: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def draw(of: Question, runs: pd.DataFrame, saturation: pd.DataFrame, bias: pd.DataFrame) -> Figure:
-    """Draw the figure. Raises ValueError if nothing was measured in a run of any arm."""
+    """Draw the figure. Raises ValueError if no run of any arm has a measurement."""
     measured = {
         name: [
             part[part["fingerprint"].isin(runs.loc[chosen(runs, arm), "fingerprint"])] for part in (saturation, bias)
@@ -66,7 +66,7 @@ def draw(of: Question, runs: pd.DataFrame, saturation: pd.DataFrame, bias: pd.Da
 
 
 def draw_spreads(axes: Axes, arms: Sequence[pd.DataFrame], of: Callable[[pd.DataFrame], dict[str, pd.Series]]) -> None:
-    """Draw a row an arm, with a line below the other for each of its quantities."""
+    """Draw a row for each arm, with a line for each of its quantities."""
     for y, rows in enumerate(arms):
         found = of(rows)
         for i, (color, values) in enumerate(zip(COLORS, found.values(), strict=False)):

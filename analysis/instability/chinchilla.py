@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 DELTA = 1e-3  # where the Huber loss turns from quadratic to linear, in nats of log L
 STARTS = [(a, b, 0.5, 0.4, 0.4) for a, b in product((5, 10, 15, 20), repeat=2)]  # log A, log B, log E, alpha, beta
-COLD_START = STARTS[5]  # of each resample, beside the fit to all runs; in all trials both reached one minimum
+COLD_START = STARTS[5]  # for each resample, beside the fit to all runs; in all trials both reached one minimum
 MIN_SIZES = 3  # different values of N and of D; a power law with a constant fits any two points
 
 Point = tuple[float, ...]
@@ -27,7 +27,7 @@ Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 @dataclass(frozen=True)
 class Chinchilla:
-    """The constants of the law; N: parameters, D: tokens, L: loss in the unit of the runs."""
+    """The constants of the law, where N is parameters, D tokens and L the loss in the unit of the runs."""
 
     A: float
     B: float
@@ -50,7 +50,7 @@ class Chinchilla:
 
 
 def fit(runs: pd.DataFrame, loss: str = "loss") -> Chinchilla:
-    """Return the law fitted to `runs`, one row per run: columns params, tokens, and the one that `loss` names.
+    """Return the law fitted to `runs`, one row per run, with columns params, tokens, and the one that `loss` names.
 
     Raises ValueError if a column is missing, a value is not positive and finite, there are too few runs, or the losses
     do not fall with N or with D.
@@ -68,7 +68,7 @@ def fit(runs: pd.DataFrame, loss: str = "loss") -> Chinchilla:
 
 
 def bootstrap(runs: pd.DataFrame, loss: str = "loss", resamples: int = 300, seed: int = 0) -> pd.DataFrame:
-    """Return the fits to `resamples` bootstrap samples of the runs, one per row: columns A, B, E, alpha, beta, a.
+    """Return the fits to `resamples` bootstrap samples of the runs, one per row, in columns A, B, E, alpha, beta, a.
 
     Runs of the same N and D are drawn together: a run that a table lists twice is not a second run. Raises as `fit`.
     """

@@ -26,7 +26,7 @@ from mxstudy import results
 REPRODUCED, CONTRADICTED, UNCLEAR, NOT_RUN = "reproduced", "contradicted", "cannot tell", "not run"
 MOST_UNITS = 400
 HALF_OF_FIGURE_6 = 2 / 9  # half of 6/9 - 2/9: at 5e-4, of nine sizes, six are unstable in MXFP8 and two in FP32
-UNSTABLE_IN_FIGURE_6 = 2 / 9  # of nine sizes, two are unstable at 5e-4 in FP32
+UNSTABLE_IN_FIGURE_6 = 2 / 9  # two of nine sizes are unstable at 5e-4 in FP32
 LAST_BIN = "last_bin"
 FILLED = 0.75
 FILLED_COLUMNS = ("arm", "filled", "of these diverged", "from step", "to step", "filled at the end", "share at the end")
@@ -57,12 +57,12 @@ def without_open(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def unstable(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
-    """Return 1 for runs that diverged or are open (loss over 10 times its best at the end), else 0."""
+    """Return 1 for runs that diverged or are open (the loss ends over 10 times its best), else 0."""
     return runs["diverged"].fillna(1.0)
 
 
 def came_back(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
-    """Return, for runs that diverged, 1 where the loss ends below 10 times its best, else 0; NaN for all others."""
+    """Return, for runs that diverged, 1 where the loss ends below 10 times its best, else 0, and NaN for all others."""
     is_back = (runs["loss"].astype(float) < 10 * runs["best_loss"].astype(float)).astype(float)
     return is_back.where(runs["diverged"] > 0)
 
@@ -79,7 +79,7 @@ def first_gain(last_bin: pd.DataFrame) -> str:
 
 
 def inputs(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
-    """Return each run's share of linears' inputs in the last bin, before divergence: mean over layers and steps."""
+    """Return each run's share of linears' inputs in the last bin before divergence, as a mean over layers and steps."""
     shares = last_bin.filter(regex=rf"^layers\.\d+\.(up|down)\.input/{COUNT}$").mean(axis=1)
     return of_replicas(runs, last_bin, shares, "mean")
 
@@ -95,8 +95,9 @@ def of_replicas(runs: pd.DataFrame, measured: pd.DataFrame, values: pd.Series, h
 class Claim:
     """A claim about the quantity `of` in `arm`, minus that in `baseline` if there is one.
 
-    `reproduced`, `contradicted`: ranges in which the interval must lie for that verdict. `pairs`: the columns, beside
-    the data seed, in which a replica and its partner in the other arm agree; if empty, replicas are not paired.
+    `reproduced` and `contradicted` are the ranges in which the interval must lie for that verdict. `pairs` are the
+    columns, beside the data seed, in which a replica and its partner in the other arm agree. If it is empty, replicas
+    are not paired.
     """
 
     figure: int
@@ -113,7 +114,10 @@ class Claim:
 def more(
     figure: int, source: str, says: str, of: Quantity, arm: Arm, baseline: Arm, pairs: Sequence[str] = ()
 ) -> Claim:
-    """Return the claim that a quantity is larger by any amount; contradicted if below half of figure 6's difference."""
+    """Return the claim that a quantity is larger by any amount.
+
+    It is contradicted by an interval below half of figure 6's difference.
+    """
     return Claim(figure, source, says, of, arm, (0, np.inf), ((-np.inf, HALF_OF_FIGURE_6),), baseline, pairs)
 
 
@@ -129,7 +133,10 @@ XAVIER, TORCH = {"config.model.init": "xavier"}, {"config.model.init": "torch"}
 
 
 def stable(width: int) -> Claim:
-    """Return the claim that FP32 is stable; the limit is what the paper shows for FP32 at 5e-4, two of nine sizes."""
+    """Return the claim that FP32 is stable.
+
+    The limit is what the paper shows for FP32 at 5e-4: two of nine sizes are unstable.
+    """
     return Claim(
         6,
         "appendix C.1",
@@ -188,10 +195,10 @@ CLAIMS = (
 
 
 class Finding(NamedTuple):
-    """A judged claim. `arm`, `baseline`: means by data seed. `value`: the mean, or the mean difference.
+    """A judged claim. `arm` and `baseline` are means by data seed, and `value` is the mean, or the mean difference.
 
-    `low`, `high`: its interval, NaN if there is none. `price`: the data seeds that would decide. `widths`: the widths
-    that a claim with pairs covers.
+    `low` and `high` are its interval, NaN if there is none. `price` says how many data seeds would decide. `widths` are
+    those that a claim with pairs covers.
     """
 
     arm: pd.Series
@@ -206,7 +213,7 @@ class Finding(NamedTuple):
 
 
 def judged(claim: Claim, runs: pd.DataFrame, last_bin: pd.DataFrame, claims: int) -> Finding:
-    """Judge a claim. `runs`: from `students.arms.ended`. `claims`: number of claims that are judged jointly."""
+    """Judge one of `claims` claims that are judged jointly. `runs` are from `students.arms.ended`."""
     level, runs = 1 - (1 - CONFIDENCE) / claims, without_open(runs)
     values = claim.of(runs, last_bin) if len(runs) else pd.Series(dtype=float)
     ours, theirs = (values[chosen(runs, arm)] for arm in (claim.arm, claim.baseline))
@@ -266,7 +273,7 @@ def interval(
 
 
 def chosen(runs: pd.DataFrame, arm: Arm) -> pd.Series:
-    """Return which runs belong to the arm; an empty arm has none."""
+    """Return which runs belong to the arm. An empty arm has none."""
     is_of = pd.Series(bool(arm), index=runs.index)
     for column, value in arm.items():
         is_of &= runs[column] == value if column in runs else False
@@ -283,7 +290,7 @@ def needed(claim: Claim, units: pd.Series, ours: pd.Series, theirs: pd.Series, l
 
 
 def report(runs: pd.DataFrame, last_bin: pd.DataFrame, figure: int) -> str:
-    """Return Markdown: one line per claim, then the numbers of each data seed."""
+    """Return Markdown with one line per claim, then the numbers of each data seed."""
     claims = [claim for claim in CLAIMS if claim.figure == figure]
     found = {claim: judged(claim, runs, last_bin, len(claims)) for claim in claims}
     level = 100 * (1 - (1 - CONFIDENCE) / len(claims))
@@ -306,10 +313,10 @@ def report(runs: pd.DataFrame, last_bin: pd.DataFrame, figure: int) -> str:
 
 
 def filling(runs: pd.DataFrame, last_bin: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
-    """Return the replicas that ever have most of the first block's gains in the last bin, and what divergences find.
+    """Return which replicas ever have most of the first block's gains in the last bin, and what divergences find there.
 
-    By replica: the first and last such step before its divergence, and `diverged`; and of the replicas that diverged
-    the share in the last measurement before that.
+    The first table has, by replica, the first and last such step before its divergence, and `diverged`. The second has,
+    for the replicas that diverged, the share in the last measurement before that.
     """
     measured = last_bin[[*REPLICA, "step"]].assign(share=last_bin[first_gain(last_bin)])
     measured = measured.merge(runs[[*REPLICA, "outcome.diverged_at", "diverged"]])
@@ -323,7 +330,7 @@ def filling(runs: pd.DataFrame, last_bin: pd.DataFrame) -> tuple[pd.DataFrame, p
 def filled(runs: pd.DataFrame, last_bin: pd.DataFrame) -> str:
     """Return Markdown: for each arm, how many replicas have most of the first block's gains in the last bin, and when.
 
-    This is a description that was added after the runs were seen; it decides no claim.
+    This description was added after the runs were seen. It decides no claim.
     """
     runs = without_open(runs)
     rows = []
@@ -350,7 +357,7 @@ def of_widths(widths: Sequence[int]) -> str:
 def paired(runs: pd.DataFrame) -> str:
     """Return Markdown: by width and learning rate, how many diverged in FP32, in MX mix, and in only one of them.
 
-    This is a description; it decides no claim.
+    This is a description. It decides no claim.
     """
     rows = []
     for (width, rate), own in without_open(runs).groupby([WIDTH, RATE]):

@@ -1,8 +1,9 @@
-"""Gaps between a format's numbers, and the share of a language model's gains in the last bin, by what a norm is for.
+"""Gaps between a format's numbers, and shares of a language model's gains in the last bin, by their norm's role.
 
-First panel: the distance from a number to the next, over the number, without subnormal ones; hatched: what is clamped.
-Others, one an arm: gains that are larger than the format's largest number after division by the block scale, by the
-paper's floor rule, whether the run casts gains or not. Lines: medians over layers and runs; bands: the least and most.
+First panel: the distance from a number to the next, divided by the number, without subnormal ones; hatched: what is
+clamped. Others, one per arm: gains that are larger than the format's largest number after division by the block scale,
+by the paper's floor rule, whether the run casts gains or not. Lines: medians over layers and runs; bands: the smallest
+and largest.
 
 python -m analysis.instability.fig03_language --runs runs/olmo_gains
 """
@@ -23,7 +24,7 @@ from analysis.ledger.arithmetic import codes
 from analysis.style import TWO_COLUMNS, heading, make_figure, plt
 from mxstudy.results import in_tokens, legend
 
-GAINS = {  # the parts of gains' names that say what their norm is for, and colours
+GAINS = {  # the parts of gains' names that say what their norm precedes, and colours
     "before attention": (r"attention\.wqkv\.norm", "#0072B2"),
     "before the MLP": (r"feed_forward\..*norm", "#D55E00"),
     "of queries": (r"attention\.q_norm", "#009E73"),

@@ -1,9 +1,9 @@
 """Shares of gains, activations and weights in the last bin, above the loss (instability paper, figure 3).
 
-In the last bin: larger than the format's largest number after division by the block scale, by the paper's floor rule.
-Lines: medians over replicas, for gains one per layer, otherwise of means over layers; bands: their middle half. Dotted:
-the exact share of normal numbers. For gains that are not in MX blocks: the share if they were. Thin lines: losses of
-replicas that diverged.
+A number is in the last bin if it is larger than the format's largest number after division by the block scale, by the
+paper's floor rule. Lines: medians over replicas, for gains one per layer, otherwise of means over layers; bands: their
+middle half. Dotted: the exact share of normal numbers. For gains that are not in MX blocks: the share if they were.
+Thin lines: losses of replicas that diverged.
 
 python -m analysis.instability.fig03_overflow --runs runs/overflow
 """

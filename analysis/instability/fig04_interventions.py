@@ -1,8 +1,8 @@
-"""Whether an intervention shortly before a run diverges prevents the divergence (instability paper, figure 4).
+"""Effect of interventions shortly before a run diverges: do they prevent it? (instability paper, figure 4).
 
 Left: one panel per point at which runs are forked, given in steps before the divergence or as a fraction of the way to
-it; lines: medians over the forks. Right: the fraction that diverges, with Wilson's 95 % interval. The control is none:
-the same run repeated without a change.
+it; lines: medians over the forks. Right: the fraction that diverges, with Wilson's 95 % interval. 'none' is the
+control: the same run repeated without a change.
 
 python -m analysis.instability.fig04_interventions --runs runs/interventions
 """
@@ -36,7 +36,7 @@ fork: to each divergence. Final loss: median and quartiles."""
 
 
 def judged(forks: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the forks with columns `intervention`, `diverged`, 1 or 0, and `open`, bool."""
+    """Return the forks with columns `intervention`, `diverged` (1 or 0) and `open` (bool)."""
     named = runs.set_index("fingerprint")["choice.intervention"]
     lost = forks["diverged_at"].notna()
     return forks.assign(
@@ -84,7 +84,10 @@ def draw(forks: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
 
 
 def draw_fractions(axes: Axes, forks: pd.DataFrame, points: Sequence[str], colors: dict[str, str]) -> None:
-    """Draw one row per intervention, whose coloured name is also the lines' legend, and one marker per point."""
+    """Draw one row per intervention and one marker per point.
+
+    The rows' coloured names are also the legend of the lines.
+    """
     for place, (name, color) in enumerate(colors.items()):
         for number, point in enumerate(points):
             known = forks.loc[(forks["intervention"] == name) & (forks["point"] == point), "diverged"]
@@ -102,7 +105,7 @@ def draw_fractions(axes: Axes, forks: pd.DataFrame, points: Sequence[str], color
 
 
 def marker(number: int, color: str) -> dict[str, Any]:
-    """Return the marker of a point; that of the first point is filled."""
+    """Return the marker of a point. The first point's is filled."""
     face = color if number == 0 else "white"
     return {
         "marker": MARKERS[number % len(MARKERS)],

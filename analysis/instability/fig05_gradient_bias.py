@@ -1,4 +1,4 @@
-"""How far gradients are from those in FP32, above the loss (instability paper, figure 5 and Eq. 5).
+"""Distance of gradients from those in FP32, above the loss (instability paper, figure 5 and Eq. 5).
 
 Ratio: ||g - h|| / ||h||, a lower bound on the operator norm of zeta, and its square, which the paper's public code
 logs. Same weights: h is the FP32 gradient at the run's own weights and batch. Coupled: h is the gradient of an FP32 run
@@ -18,7 +18,7 @@ from analysis.command import command
 from analysis.students.measures import Row, make_measures
 
 COLORS = {"same weights": "#0072B2", "coupled": "#D55E00"}
-QUANTITIES = {  # quantity of the whole model -> title, value for unrelated gradients of equal length, scale of the axis
+QUANTITIES = {  # {quantity of the whole model: title, value for unrelated gradients of equal length, scale of the axis}
     "ratio": ("zeta: ratio", 2**0.5, "log"),
     "squared_ratio": ("zeta: squared\nratio", 2.0, "log"),
     "cosine": ("cosine", 0.0, "linear"),

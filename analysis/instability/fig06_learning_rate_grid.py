@@ -1,7 +1,7 @@
 """Losses by learning rate and precision, coloured by the student's size (instability paper, figure 6).
 
 Lines: medians over the replicas of a size. Thin lines: the replicas that diverged, with a cross where they stop being
-finite; their number is above each panel. Cosine: from the given rate down to a hundredth of it.
+finite; their number is above each panel. A cosine schedule goes from the given rate down to a hundredth of it.
 
 python -m analysis.instability.fig06_learning_rate_grid --runs runs/learning_rate_grid
 """
@@ -62,7 +62,7 @@ def draw_sizes(axes: plt.Axes, metrics: pd.DataFrame, runs: pd.DataFrame, size: 
 
 
 def pairs(runs: pd.DataFrame) -> str:
-    """Return Markdown: for each two precisions, the pairs of equal size, rate and seeds of which only one diverged.
+    """Return Markdown: for each two precisions, the pairs of equal size, rate and seeds in which only one diverged.
 
     Replicas of one size are not independent runs, so the last lines count sizes.
     """
@@ -78,7 +78,7 @@ def pairs(runs: pd.DataFrame) -> str:
 
 
 def signs(what: str, less: pd.Series, one: str, other: str) -> tuple[object, ...]:
-    """Return a row of the table; `less`: differences one - other, at least one of them not 0."""
+    """Return a row of the table. `less` are the differences one - other, not all of them 0."""
     above, below = int((less > 0).sum()), int((less < 0).sum())
     p = stats.binomtest(above, above + below).pvalue
     return what, len(less), f"{one}: {above}", f"{other}: {below}", f"{p:.2g}"

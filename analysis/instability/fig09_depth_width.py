@@ -1,7 +1,7 @@
 """Spikes (top) and divergence (bottom) by depth and width, one column per precision (instability paper, figure 9).
 
 Spikes: losses over 100 times the one before, mean over replicas. Divergence: share of the replicas whose loss stays
-over 10 times its best for more than 500 steps; in each cell their number, out of all.
+over 10 times its best for more than 500 steps; each cell shows their number, out of all.
 
 python -m analysis.instability.fig09_depth_width --runs runs/depth_width
 """

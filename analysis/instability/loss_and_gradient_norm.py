@@ -1,6 +1,7 @@
-"""Training loss (top) and gradient norm (bottom) of every run, one column per arm, coloured by tokens per parameter.
+"""Training loss (top) and gradient norm (bottom) of every run, one column per arm.
 
-As in the instability paper, figures 1, 12 and 16 to 20. Cross: end of a diverged run.
+Colours show tokens per parameter, as in the instability paper, figures 1, 12 and 16 to 20. Cross: end of a diverged
+run.
 
 python -m analysis.instability.loss_and_gradient_norm --runs runs/olmo_precision_grid
 """

@@ -10,10 +10,10 @@ import pandas as pd
 from analysis.instability.chinchilla import need_columns
 from analysis.style import caption, load_chosen, runs_option
 
-TRAINED_ROWS, COUNTED_ROWS = 32_100, 32_000  # of the embedding in the paper's public code, and of it in its N
+TRAINED_ROWS, COUNTED_ROWS = 32_100, 32_000  # rows of the embedding in the paper's public code, and in its N
 LOSS = "min_val_loss"  # the column of the authors' published losses that gives the paper's constants
 
-# Precision here -> the arm's name in the published losses of the instability paper.
+# {precision here: the arm's name in the published losses of the instability paper}
 PRECISIONS = {
     "mxfp6_e2m3_bf16_act": "e2m3_bfloat16",
     "mxfp8_bf16_act": "e4m3_bfloat16",
@@ -50,7 +50,7 @@ def from_csv(path: Path, shows: str | None) -> tuple[pd.DataFrame, str]:
 
 
 def uncounted(runs: pd.DataFrame) -> pd.Series | int:
-    """Return the parameters that the paper's N leaves out: rows of embedding and head that its code adds."""
+    """Return the parameters that the paper's N leaves out: the rows that its code adds to embedding and head."""
     if "config.model.vocab_size" not in runs:
         return 0
     added = (runs["config.model.vocab_size"] == TRAINED_ROWS) * (TRAINED_ROWS - COUNTED_ROWS)

@@ -30,7 +30,7 @@ FORMATS = {"A": ".2e", "B": ".2e", "E": ".2f", "alpha": ".2f", "beta": ".2f", "a
 COLUMNS = "weights / activations", "runs", "constant", "our fit", "95 % interval", "paper", "every printed digit agrees"
 NUMBERS = {"runs", "our fit", "paper"}
 
-# The rows of table 2: weights, activations, printed constants. In the last two, only the forward is quantised.
+# The rows of table 2: weights, activations, printed constants. The last two quantise only the forward.
 PRINTED = {
     "e2m3_bfloat16": ("MXFP6 E2M3", "bfloat16", "1.84e+03 8.77e+03 0.52 0.50 0.51 0.51"),
     "e4m3_bfloat16": ("MXFP8 E4M3", "bfloat16", "2.82e+03 2.04e+04 0.54 0.52 0.55 0.51"),
@@ -46,7 +46,7 @@ def title(arm: str) -> str:
 
 
 def by_arm(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the runs of each arm that have a loss; the paper's arms come first, in the order of its table."""
+    """Return the runs of each arm that have a loss. The paper's arms come first, in the order of its table."""
     need_columns(runs, ("weight_activation", LOSS))
     arms = dict(list(runs.dropna(subset=LOSS).groupby(runs["weight_activation"].astype(str), sort=False)))
     if not arms:
@@ -71,7 +71,10 @@ def fit_arms(arms: dict[str, pd.DataFrame]) -> dict[str, Chinchilla]:
 
 
 def constants(arms: dict[str, pd.DataFrame], laws: dict[str, Chinchilla], resamples: int) -> pd.DataFrame:
-    """Return one row per arm and constant: arm, runs, constant, ours, low, high, printed, agrees; numbers as text."""
+    """Return one row per arm and constant: arm, runs, constant, ours, low, high, printed, agrees.
+
+    Numbers are text.
+    """
     rows = []
     for arm, law in laws.items():
         intervals = bootstrap(arms[arm], LOSS, resamples).quantile([0.025, 0.975])

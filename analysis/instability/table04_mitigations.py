@@ -1,7 +1,8 @@
 """Validation losses of each mitigation minus those of bf16, by budget and tokens per parameter.
 
-As in tables 1, 4 and 5 of the instability paper: the lowest validation loss in bf16, and for each pair of formats,
-weights / activations, the difference from it. In brackets: the number printed there for that size and budget.
+Tables 1, 4 and 5 of the instability paper show the same: the lowest validation loss in bf16, and for each pair of
+formats, weights / activations, the difference from it. In brackets: the number that the paper prints for that size and
+budget.
 
 python -m analysis.instability.table04_mitigations --losses validation_losses.csv
 python -m analysis.instability.table04_mitigations --runs runs/mitigations
@@ -23,7 +24,7 @@ from mxstudy import results
 
 PRINTED = Path(__file__).parent / "printed_tables_1_4_5.csv"
 BASELINE = "bfloat16_bfloat16"
-TOLERANCE = {"tokens_per_parameter": 0.01, "flops": 0.02}  # relative tolerances to match a size here with a printed one
+TOLERANCE = {"tokens_per_parameter": 0.01, "flops": 0.02}  # relative, for matching a size here with a printed one
 SHOWN = {
     "e2m3_bfloat16": "E2M3 / bf16",
     "e4m3_bfloat16": "E4M3 / bf16",
@@ -52,7 +53,7 @@ def differences(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def printed_beside(table: pd.DataFrame) -> pd.DataFrame:
-    """Return, for each row of `table`, the numbers that the paper prints for that size; NaN where it prints none."""
+    """Return, for each row of `table`, the numbers that the paper prints for that size, or NaN where it prints none."""
     printed = pd.read_csv(PRINTED)
     beside = pd.DataFrame(np.nan, table.index, [BASELINE, *SHOWN])
     for place, row in table.iterrows():

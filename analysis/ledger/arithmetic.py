@@ -1,4 +1,4 @@
-"""Judges of claims that arithmetic decides: coefficients, formats, formulas and printed tables."""
+"""Judge the claims that arithmetic decides: coefficients, formats, formulas and printed tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def computed(of: Callable[[], float], note: str = "") -> Judge:
 
 
 def printed(pairs: Sequence[tuple[float, float]], note: str = "") -> Judge:
-    """Return a judge of printed numbers: the largest difference from those computed here, of (printed, computed)."""
+    """Return a judge of the largest difference between printed and computed numbers, given as (printed, computed)."""
     worst = max(abs(ours - theirs) for theirs, ours in pairs)
     return lambda tables: number(worst, len(pairs), note, "printed numbers")
 
@@ -34,7 +34,7 @@ def printed(pairs: Sequence[tuple[float, float]], note: str = "") -> Judge:
 
 # Table F: the ratio of the RMS to the p-mean of block absmaxes, by (block size, p).
 COEFFICIENTS = {(16, 1): 0.4814, (16, 2): 0.4688, (32, 1): 0.4261, (32, 2): 0.4185, (64, 1): 0.3852, (64, 2): 0.3803}
-# Table 1: dtype's TFLOPS, CUDA cores' TFLOPS, TB/s, and the printed improvements over the V100.
+# Table 1: TFLOPS of the dtype, TFLOPS of CUDA cores, TB/s, and the printed improvements over the V100.
 V100 = (125, 15.7, 0.9)
 GPUS = {
     "A100": ((312, 19.5, 2.0), (2.5, 1.2, 2.2)),
@@ -42,7 +42,7 @@ GPUS = {
     "GB200": ((10_000, 80.0, 8.0), (80.0, 5.1, 8.9)),
     "Rubin": ((35_000, 130.0, 22.0), (280, 8.3, 24.4)),
 }
-# Table 2: percent right in ten tasks.
+# Table 2: percentage of right answers in ten tasks.
 ZERO_SHOT = {
     "RMSNorm": (45.3, 75.9, 73.2, 68.5, 70.4, 37.9, 50.4, 74.8, 56.5, 66.8),
     "p=1": (39.1, 73.7, 56.6, 62.4, 68.1, 37.2, 49.8, 74.5, 52.5, 64.4),
@@ -74,13 +74,16 @@ def leads() -> list[tuple[float, float]]:
 
 
 def steps() -> float:
-    """Return the largest distance of a size's steps from a round number of thousands, relative."""
+    """Return the largest relative distance of a size's steps from a round number of thousands."""
     found = [1e9 * tokens / batch / length / 1000 for batch, length, tokens, *_ in SIZES.values()]
     return max(abs(one - round(one)) / one for one in found)
 
 
 def parameters() -> list[tuple[float, float]]:
-    """Return (name, parameters) in billions, for the printed FFN sizes; keys and values have a quarter of the heads."""
+    """Return (name, parameters) in billions, for the printed FFN sizes.
+
+    Keys and values have a quarter of the heads.
+    """
     sizes = []
     for *_, blocks, hidden, ffn, name in SIZES.values():
         sizes.append((name, (blocks * (2.5 * hidden**2 + 3 * hidden * ffn) + 2 * VOCABULARY * hidden) / 1e9))
@@ -88,13 +91,13 @@ def parameters() -> list[tuple[float, float]]:
 
 
 def nearest_size() -> float:
-    """Return by how much the 8B model's parameters differ from 8 billion, relative."""
+    """Return by how much the 8B model's parameters differ from 8 billion, as a fraction."""
     name, found = parameters()[-1]
     return found / name - 1
 
 
 def expected_scale(sign: int, block_size: int = 32) -> float:
-    """Return appendix K's sum for the mean rounded absmax of a block; sign -1 as printed."""
+    """Return appendix K's sum for the mean rounded absmax of a block. The printed sign is -1."""
     j = np.arange(-60, 8)
     below, above = ((2 * stats.norm.cdf(2.0 ** (j + up)) - 1) ** block_size for up in (0, 1))
     return float((2.0**j * sign * (above - below)).sum())
@@ -119,7 +122,7 @@ def other_scales() -> float:
 
 
 def grid_of_sizes() -> float:
-    """Return how many sizes only one of the two descriptions of the kernel benchmark's hidden sizes has."""
+    """Return how many hidden sizes only one of the two descriptions of the kernel benchmark's sizes has."""
     formula = {k * 2**r for k in (1, 3, 5, 7) for r in range(15)} & set(range(2**10, 2**14 + 1))
     words = {2**i * (4 + quarter) // 4 for i in range(10, 14) for quarter in range(4)} | {2**14}
     return float(len(formula ^ words))
@@ -159,7 +162,7 @@ FORMATS = {
 
 
 def codes(name: str) -> np.ndarray:
-    """Return the positive finite numbers of a format, ascending; E4M3 has one NaN, E5M2 is that of IEEE 754."""
+    """Return the positive finite numbers of a format, ascending. E4M3 has one NaN, and E5M2 is that of IEEE 754."""
     bits, mantissa = EXPONENT_BITS[name], int(name[-1])
     bias = 2 ** (bits - 1) - 1
     top = 2**bits - (2 if name == "E5M2" else 1)
@@ -169,7 +172,10 @@ def codes(name: str) -> np.ndarray:
 
 
 def of_formats(column: int, of: Callable[[np.ndarray], float]) -> Judge:
-    """Return a judge of one column of the recipe's table 1: the formats whose printed value is not the computed one."""
+    """Return a judge of one column of the recipe's table 1.
+
+    It counts the formats whose printed value differs from the computed one.
+    """
     wrong = [name for name, shown in FORMATS.items() if abs(shown[column] - of(codes(name))) > SLACK[column]]
 
     def judge(tables: Tables) -> Evidence:
@@ -192,7 +198,7 @@ def relative_gaps() -> list[tuple[float, float]]:
 
 
 def clamped_blocks() -> tuple[float, float]:
-    """Return which fraction of normal numbers is over 0.875 of its block's absmax, and which overflows by floor."""
+    """Return the fractions of normal numbers over 0.875 of their block's absmax, and that overflow by floor."""
     blocks = np.abs(np.random.default_rng(DRAW).standard_normal((100_000, 32)))
     largest = blocks.max(1, keepdims=True)
     overflow = blocks > 448 * 2 ** (np.floor(np.log2(largest)) - 8)
@@ -226,24 +232,24 @@ def rounded_up(ratio: np.ndarray) -> np.ndarray:
 
 
 def bits_against_log2() -> float:
-    """Return for how many ratios 1 to 2 the rounded-up exponent is not the ceiling of log2, in FP64."""
+    """Return how many ratios from 1 to 2 have a rounded-up exponent that is not the ceiling of log2 in FP64."""
     ratio = all_significands()
     return float((rounded_up(ratio) != np.ceil(np.log2(ratio.astype(np.float64)))).sum())
 
 
 def log2_in_fp32() -> float:
-    """Return how many ratios of 2^100 to 2^101 get another scale where log2 is rounded to FP32."""
+    """Return how many ratios from 2^100 to 2^101 get another scale if log2 is rounded to FP32."""
     ratio = all_significands() * np.float32(2.0**100)
     return float((rounded_up(ratio) != np.ceil(np.log2(ratio.astype(np.float64)).astype(np.float32))).sum())
 
 
 def largest_ratio() -> float:
-    """Return log2 of the largest FP32 number over the smallest largest number of a format."""
+    """Return log2 of the largest FP32 number divided by the smallest of the formats' largest numbers."""
     return float(np.log2(np.finfo(np.float32).max / min(shown[0] for shown in FORMATS.values())))
 
 
 def swizzled() -> float:
-    """Return how many of 128 rows the interleaved order of scales misses or repeats, or places otherwise."""
+    """Return how many of 128 rows the interleaved order of scales misses, repeats or misplaces."""
     order = [row + 32 * part for row in range(32) for part in range(4)]
     begins = [0, 32, 64, 96, 1, 33, 65, 97]
     return float(len(set(range(128)) ^ set(order)) + sum(a != b for a, b in zip(order, begins, strict=False)))
@@ -273,6 +279,6 @@ def unrelated_gradients() -> float:
 
 
 def swiglu_parameters(width: int = 512) -> float:
-    """Return the parameters of a SwiGLU layer of hidden size 8/3 over those of a layer of hidden size 4."""
+    """Return the parameters of a SwiGLU layer of hidden size 8/3 divided by those of a layer of hidden size 4."""
     hidden = round(8 * width / 3)
     return 3 * width * hidden / (2 * width * 4 * width)

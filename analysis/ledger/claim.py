@@ -1,4 +1,4 @@
-"""A claim of a document, and what the tables say of it."""
+"""Judge a claim of a document by what the tables say."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ARITHMETIC, KERNEL, STUDENTS, PRETRAINING, EVALUATION = KINDS = (
 
 
 class NotPossible(Exception):
-    """Raised by a judge: the message names the hardware, or the GPU hours at the measured rate."""
+    """Raised by a judge. The message names the missing hardware, or the GPU hours at the measured rate."""
 
 
 class Mixed(Exception):
-    """Raised by a judge: an arm holds several settings, or the arms no one code."""
+    """Raised by a judge if an arm holds several settings, or if no code has runs of all arms."""
 
 
 Judge = Callable[[Tables], "Evidence"]
@@ -36,7 +36,7 @@ Judge = Callable[[Tables], "Evidence"]
 def in_one_code(
     runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str], over: Sequence[str] = ()
 ) -> tuple[pd.DataFrame, int]:
-    """Return the runs of one code, and how many units it lacks that others have.
+    """Return the runs of one code, and how many units it lacks that other code has.
 
     Raises Missing if an arm has no runs, and Mixed if one holds several settings.
     """
@@ -52,16 +52,16 @@ def in_one_code(
 
 
 def others(runs: pd.DataFrame, own: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) -> int:
-    """Return how many units with all arms are in `runs`, of other code, and not in `own`."""
+    """Return how many units with all arms `runs` has of other code and `own` lacks."""
     return len(shared_units(runs, arms, unit) - shared_units(own, arms, unit))
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a judge found: one effect per comparison, of which `unit`s, and what is to be said beside the numbers.
+    """What a judge found: effects, one per comparison, in numbers per `unit`, and what must be said beside them.
 
-    `verdict`: only where a rule that was stated before the runs has decided already, or nothing can. `here`: the scale.
-    `others`: units that are left out because they are of other code.
+    `verdict` is set only if a rule that was stated before the runs has decided already, or if nothing can decide.
+    `here` is the scale. `others` counts the units that are left out because they are of other code.
     """
 
     found: Sequence[Found]
@@ -74,11 +74,11 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Claim:
-    """A claim. `id`: its name for ever. `where`: section, figure or equation. `says`: the claim, in our words.
+    """A claim. `id` is its permanent name, `where` its section, figure or equation, and `says` the claim in our words.
 
-    `there`, `here`: the scale at which the document claims it, and that at which it is judged, unless the judge reads
-    it from the runs. `arms`: what is compared. `needs`: the units that the rule needs. `comparisons`: by how many the
-    intervals are corrected, where that was stated before the runs. `page`: where its runs are described.
+    `there` and `here` are the scales at which the document claims it and at which it is judged, unless the judge reads
+    the latter from the runs. `arms` are what is compared, and `needs` the units that the rule needs. `comparisons` is
+    the number by which intervals are corrected, if it was stated before the runs. `page` describes the runs.
     """
 
     id: str
@@ -97,7 +97,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its verdict. `rates`: the error rate of each comparison's test. `why`: in place of effects."""
+    """A claim with its verdict. `rates` are the error rates of its comparisons. `why` replaces missing effects."""
 
     claim: Claim
     verdict: str
@@ -111,13 +111,16 @@ class Judged:
 
     @property
     def shown_verdict(self) -> str:
-        """Return the verdict; where runs of other code might have told what these cannot, it says so."""
+        """Return the verdict, and say if runs of other code might have told what these cannot."""
         is_mixed = self.verdict == UNCLEAR and self.evidence is not None and self.evidence.others
         return f"{self.verdict} (mixed code)" if is_mixed else self.verdict
 
     @property
     def counted_as(self) -> str:
-        """Return the verdict as it is counted in the sums: fewer units than a verdict needs are as good as not run."""
+        """Return the verdict as the sums count it.
+
+        Fewer units than a verdict needs count as not run.
+        """
         sampled = self.evidence is not None and any(isinstance(one, Effect) for one in self.evidence.found)
         few = self.verdict == UNCLEAR and sampled and self.units < LEAST_UNITS
         return NOT_RUN if few else self.verdict

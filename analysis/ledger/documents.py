@@ -1,4 +1,7 @@
-"""All claims by document. The list only grows: tests/claim_ids.txt has the id of every row that was ever here."""
+"""List all claims by document.
+
+The list only grows: tests/claim_ids.txt has the id of every row that was ever here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the published FP4 recipes claim against each other: a row for each comparison of a contradiction."""
+"""List what the published FP4 recipes claim against each other: a row for each comparison of a contradiction."""
 
 from __future__ import annotations
 

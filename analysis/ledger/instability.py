@@ -1,4 +1,7 @@
-"""What the instability paper claims of which students diverge; rules of three figures were stated before their runs."""
+"""List the instability paper's claims about which students diverge.
+
+The rules of three figures were stated before their runs.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def general(judge: Judge, rule: Rule) -> Callable[[Tables], str]:
 
 
 def stated(id: str, where: str, says: str, words: str, lot: str, page: str, other: Judge | None, rule: Rule) -> Claim:
-    """Return a claim whose rule was stated before its runs, beside which the general rule is shown."""
+    """Return a claim whose rule was stated before its runs. The general rule is shown beside it."""
     judge = Prestated(says, lot, general(other, rule) if other else None)
     return students(
         id=id, where=where, says=says, arms=words, judge=judge, rule=rule, page=page, there="one run an arm"

@@ -1,4 +1,4 @@
-"""What the instability paper's formulas and examples claim, which arithmetic and casts of random tensors decide."""
+"""List the instability paper's claims about formulas and examples, which arithmetic and random tensors decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the instability paper claims of language models: sections 3 and 6, appendices F to J."""
+"""List the instability paper's claims about language models: sections 3 and 6, appendices F to J."""
 
 from __future__ import annotations
 

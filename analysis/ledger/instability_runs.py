@@ -1,4 +1,4 @@
-"""What the instability paper claims of students on their way: interventions, gradients, rates and ablations."""
+"""List the instability paper's claims about students in training: interventions, gradients, rates and ablations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from analysis.units import Arm
 EARLY, LATE = "0.88", "before 10"
 CHANGE = "config.intervention."
 FORK_PLAN = f"{CHANGE}plan.layers.*"
-REDRAWN = {f"{CHANGE}perturbed_weight": 0}  # the same arithmetic, one bit of one weight flipped: the control
+REDRAWN = {f"{CHANGE}perturbed_weight": 0}  # the control: the same arithmetic, with one bit of one weight flipped
 FP32_THROUGHOUT = {
     FORK_PLAN: "fp32",
     f"{CHANGE}gain": "fp32",

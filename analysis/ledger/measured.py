@@ -1,4 +1,4 @@
-"""Judges by tables of measurements on random tensors (the approximation study) and of kernels (the benchmarks)."""
+"""Judge claims by measurements on random tensors (the approximation study) and of kernels (the benchmarks)."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def off_limit(rows: pd.DataFrame, distribution: str) -> float:
 
 
 def limits_of_others(rows: pd.DataFrame) -> float:
-    """Return how far the limits of uniform and Laplace rows are at least from the Gaussian's 1."""
+    """Return the smallest distance of the limits of uniform and Laplace rows from the Gaussian's limit, 1."""
     return float((rows.loc[rows["distribution"] != "gaussian", "limit"] - 1).abs().min())
 
 
 def over_bound(rows: pd.DataFrame, norm: str) -> float:
-    """Return the largest |output| of a norm over its bound, over all inputs."""
+    """Return the largest |output| of a norm divided by its bound, over all inputs."""
     own = rows[rows["norm"] == norm]
     return float((own["absmax"] / own["bound"]).max())
 
 
 def bound_ratio(rows: pd.DataFrame, norm: str) -> float:
-    """Return the bound of a norm over RMSNorm's, at 4096 features in blocks of 32."""
+    """Return the bound of a norm divided by RMSNorm's, at 4096 features in blocks of 32."""
     bound = rows.groupby("norm")["bound"].first()
     return float(bound[norm] / bound["RMSNorm"])
 
@@ -63,7 +63,7 @@ def output_rms(rows: pd.DataFrame) -> float:
 
 
 def fit(rows: pd.DataFrame, blocks: int, block_size: int) -> float:
-    """Return the least r^2 of MXNorm against RMSNorm and cast, over exponents and draws."""
+    """Return the smallest r^2 of MXNorm against RMSNorm and cast, over exponents and draws."""
     return float(rows.loc[(rows["blocks"] == blocks) & (rows["block_size"] == block_size), "r_squared"].min())
 
 
@@ -87,7 +87,7 @@ def unlike(rows: pd.DataFrame, quantity: str) -> float:
 
 
 def overflow(rows: pd.DataFrame, rule: str, which: str, **only: str) -> float:
-    """Return the least or largest fraction that a scale rule lets overflow, over formats, roundings and inputs."""
+    """Return the smallest or largest fraction that a scale rule lets overflow, over formats, roundings and inputs."""
     own = rows[rows["scale_rule"] == rule]
     for column, value in only.items():
         own = own[own[column] == value]
@@ -102,7 +102,7 @@ def decibels(rows: pd.DataFrame, rule: str = "rceil") -> float:
 
 
 def differ(rows: pd.DataFrame, casts: str, column: str, which: str = "min") -> float:
-    """Return the fraction of elements that two casts of one tensor have different, over scale rules."""
+    """Return the fraction of elements in which two casts of one tensor differ, over scale rules."""
     return float(rows.loc[rows["casts"] == casts, column].agg(which))
 
 
@@ -110,7 +110,7 @@ def differ(rows: pd.DataFrame, casts: str, column: str, which: str = "min") -> f
 
 
 def shapes(of: Callable[[pd.DataFrame], pd.Series], table: str, words: str, **only: object) -> Judge:
-    """Return a judge of the logarithms of a ratio of times, one unit per shape; `of`: table to ratios."""
+    """Return a judge of the logarithms of a ratio of times, one unit per shape. `of` makes ratios from a table."""
 
     def judge(tables: Tables) -> Evidence:
         rows = benchmark(tables, table)
@@ -156,7 +156,7 @@ def by_tokens(column: str) -> Judge:
 
 
 def layer_ratio(rows: pd.DataFrame, kernels: str) -> pd.Series:
-    """Return RMSNorm's time of a layer over MXNorm's, by shape; kernels of one kind in both."""
+    """Return RMSNorm's time of a layer divided by MXNorm's, by shape, with kernels of one kind in both."""
     own = rows[rows["kernels"] == kernels].pivot_table("layer_us", ["precision", "batch", "tokens"], "norm")
     return own["rmsnorm"] / own["mxnorm"]
 
@@ -186,23 +186,23 @@ def benchmark(tables: Tables, name: str) -> pd.DataFrame:
 
 PEAK = 989e12  # bf16 FLOP/s of an H100 or H200 without sparsity, by NVIDIA's data sheet, as in every MFU of results/
 MOST_HOURS = 100.0
-PROCESSES = 4  # side by side on one GPU, in the pilot of the main question
+PROCESSES = 4  # run side by side on one GPU, in the pilot of the main question
 
 
 def gpu_hours(tables: Tables, parameters: float, tokens: float, runs: int) -> float:
-    """Return the hours of one H200 for 6 N D FLOPs a run, at the share of peak that llama_1b has in MXFP8 there."""
+    """Return the hours of one H200 for runs of 6 N D FLOPs each, at the share of peak of llama_1b in MXFP8."""
     rows = benchmark(tables, "scaling")
     own = rows[(rows["model"] == "llama_1b") & (rows["precision"] == "mxfp8") & (rows["gpus"] == 1)]
     return 6 * parameters * tokens * runs / (float(own["mfu"].iloc[0]) * PEAK) / 3600
 
 
 def together(pilot: pd.DataFrame) -> float:
-    """Return the tokens/s that the processes of the pilot made together: of a 23M Llama in MXFP8 on one H200."""
+    """Return the total tokens/s of the pilot's processes, each a 23M Llama in MXFP8 on one shared H200."""
     return PROCESSES * float(pilot["tokens_per_s"].median())
 
 
 def side_by_side(tables: Tables) -> float:
-    """Return the same from the pilot's table, whatever tables stand in for others."""
+    """Return the same from the pilot's own table, even if other tables replace those in results/."""
     pilot = tables.one("mxnorm_equivalence_pilot", "runs")
     if pilot is None:
         raise Missing("no table mxnorm_equivalence_pilot_runs")

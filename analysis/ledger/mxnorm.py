@@ -1,4 +1,4 @@
-"""What the MXNorm paper claims of arithmetic and kernels: coefficients, bounds, figure 2, speedups."""
+"""List the MXNorm paper's claims about arithmetic and kernels: coefficients, bounds, figure 2, speedups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the MXNorm paper claims of trained models: losses, learning rates, spikes and zero-shot scores."""
+"""List the MXNorm paper's claims about trained models: losses, learning rates, spikes and zero-shot scores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ P1 = {"config.norm.kind": "mxnorm", "config.norm.p": 1.0}
 P2 = {"config.norm.kind": "mxnorm", "config.norm.p": 2.0}
 POST = {"config.norm.kind": "mxnorm_postround"}
 STATED, PROXY = ("mxnorm_equivalence",), ("spike_proxy",)
-SENSITIVITY = ("lr_sensitivity_paired", "lr_sensitivity")  # of the code that has more pairs
+SENSITIVITY = ("lr_sensitivity_paired", "lr_sensitivity")  # the code that has more pairs comes first
 WINDOW = (2.0**-5, 2.0**-3)
 MARGIN = 0.026
 OWN_DIFFERENCE = (MARGIN, "its own difference at 125M, p=2 minus RMSNorm")

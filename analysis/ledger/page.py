@@ -24,7 +24,7 @@ README = Path("README.md")
 BEGIN, END = "<!-- make claims -->", "<!-- /make claims -->"
 VERDICTS = (REPRODUCED, CONTRADICTED, UNCLEAR, NOT_RUN, IMPOSSIBLE)
 COLUMNS = ("id", "where", "claim", "kind", "there", "here", "arms", "rule", "needs", "n", "effect", "verdict", "page")
-NOISE = 1e-9  # rounding of arithmetic, which another machine rounds otherwise
+NOISE = 1e-9  # differences that machines make when they round the same arithmetic
 ABOUT = f"""\
 # What the documents claim, and what the tables here say
 
@@ -103,7 +103,7 @@ def is_sampled(one: Judged) -> bool:
 
 
 def effect(one: Judged) -> str:
-    """Return what was found: effects with their intervals, and what the judge says of them; or why there is nothing."""
+    """Return what was found, effects with their intervals and the judge's words, or why there is nothing."""
     if one.evidence is None:
         return one.why
     shown = "; ".join(of_one(each, rate) for each, rate in zip(one.evidence.found, one.rates, strict=True))
@@ -126,14 +126,17 @@ def of_one(found: Found, rate: float) -> str:
 
 
 def tidy(value: float) -> float | None:
-    """Return a number to four digits, without what is only rounding; None for NaN."""
+    """Return a number to four digits, without differences of rounding alone, or None for NaN."""
     if value != value:
         return None
     return float(f"{value:.4g}") if abs(value) >= NOISE else 0.0
 
 
 def record(source: str, one: Judged) -> dict[str, Any]:
-    """Return a claim as a row of the JSON, with `effect` and `interval` of its comparison, null where there is none."""
+    """Return a claim as a row of the JSON.
+
+    Its `effect` and `interval` are those of its comparison, null where there is none.
+    """
     claim = one.claim
     ((found, rate),) = zip(one.evidence.found, one.rates, strict=True) if one.evidence else ((None, math.nan),)
     low, high = map(tidy, found.interval(1 - rate)) if found else (None, None)
@@ -163,7 +166,7 @@ def pages(tables: Tables) -> dict[Path, str]:
     block = f"{BEGIN}\n{sums(by_source(found), 'source', found)}\n{END}"
     return {
         RESULTS / "claims.md": page(found),
-        RESULTS / "claims.json": "[\n" + ",\n".join(rows) + "\n]\n",  # a claim a line
+        RESULTS / "claims.json": "[\n" + ",\n".join(rows) + "\n]\n",  # one claim per line
         README: f"{before}{block}{after}",
     }
 

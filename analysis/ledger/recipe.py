@@ -1,4 +1,4 @@
-"""What the MXFP8 recipe claims (Recipes for Pre-training LLMs with MXFP8)."""
+"""List what the MXFP8 recipe claims (Recipes for Pre-training LLMs with MXFP8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the MXFP8 recipe claims, judged at 23M by rules that were stated before: a row a comparison."""
+"""List the MXFP8 recipe's claims that are judged at 23M by rules stated before the runs: a row for each comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that decide a claim: where its interval must lie, by which margin, and where the margin is from."""
+"""Decide a claim by where its interval must lie, by which margin, and where the margin is from."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ALPHA = 1 - CONFIDENCE
 
 @dataclass(frozen=True)
 class Range:
-    """A range in which the interval must lie; for an `equivalence` the interval is that of two one-sided tests.
+    """A range in which the interval must lie.
 
-    That is a 90 % interval where another would be one of 95 %.
+    For an `equivalence` the interval is that of two one-sided tests: 90 % where others have 95 %.
     """
 
     low: float
@@ -25,7 +25,10 @@ class Range:
     equivalence: bool = False
 
     def holds(self, found: Found, rate: float) -> bool:
-        """Return whether the interval lies inside, at an error rate; arms of which a run died are equal to none."""
+        """Return whether the interval lies inside the range, at an error rate.
+
+        An arm in which a run died is equal to none.
+        """
         return self.covers(found, rate) and not (self.equivalence and found.died[0])
 
     def covers(self, found: Found, rate: float) -> bool:
@@ -35,7 +38,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Rule:
-    """`words`: the rule with its margin and the margin's source."""
+    """A rule. `words` state it with its margin and the margin's source."""
 
     words: str
     reproduced: Range
@@ -48,8 +51,8 @@ class Rule:
     def verdict(self, found: Sequence[Found], comparisons: int | None = None) -> tuple[str, list[float]]:
         """Return the verdict on all comparisons of a claim, and the error rate at which each was tested.
 
-        Reproduced: every comparison is. Contradicted: some comparison is. The comparisons are corrected by Holm's
-        step-down; where their number was stated before the runs, `comparisons`, by that number.
+        A claim is reproduced if every comparison is, and contradicted if some comparison is. The comparisons are
+        corrected by Holm's step-down, or by `comparisons` if their number was stated before the runs.
         """
         if comparisons:
             rates = [ALPHA / comparisons] * len(found)
@@ -66,7 +69,7 @@ class Rule:
         return any(one.holds(found, rate) for one in self.ranges)
 
     def of_one(self, found: Found, rate: float) -> str:
-        """Return the verdict of one comparison: a difference that is there but within the margin is contradicted."""
+        """Return the verdict of one comparison. A difference that is clear but within the margin is contradicted."""
         if any(one.holds(found, rate) for one in self.contradicted):
             return CONTRADICTED
         is_small = any(one.equivalence and one.covers(found, rate) for one in self.contradicted)
@@ -74,7 +77,7 @@ class Rule:
 
 
 def higher(margin: float, source: str) -> Rule:
-    """Return the rule for a difference that is claimed to be above 0; within the margin the arms are equal."""
+    """Return the rule for a difference that is claimed to be above 0. Within the margin the arms are equal."""
     ranges = Range(-inf, 0), Range(-margin, margin, equivalence=True)
     return Rule(f"above 0; equal within ±{margin:g} ({source}) contradicts", Range(0, inf), ranges)
 
@@ -85,7 +88,7 @@ def lower(margin: float, source: str) -> Rule:
 
 
 def equal(margin: float, source: str) -> Rule:
-    """Return the rule for arms that are claimed to be alike."""
+    """Return the rule for arms that are claimed to be equal."""
     outside = Range(-inf, -margin), Range(margin, inf)
     return Rule(f"within ±{margin:g} ({source})", Range(-margin, margin, equivalence=True), outside)
 
@@ -98,5 +101,8 @@ def between(low: float, high: float, source: str) -> Rule:
 
 
 def none_of_them(what: str) -> Rule:
-    """Return the rule for arithmetic that must hold in all cases: the number of cases in which it does not is 0."""
+    """Return the rule for arithmetic that must hold in all cases.
+
+    The number of cases in which it does not hold must be 0.
+    """
     return Rule(f"0 {what}", Range(-0.5, 0.5), (Range(0.5, inf),))

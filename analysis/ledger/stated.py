@@ -1,4 +1,4 @@
-"""The rows of sweeps whose comparisons were stated before their runs: a row a comparison."""
+"""Make the rows of sweeps whose comparisons were stated before their runs: a row for each comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from analysis.stated import Comparison, Question, size
 def rows(
     of: Question, comparisons: Iterable[Comparison], there: str, together: int | None = None, page: str = ""
 ) -> tuple[Claim, ...]:
-    """Return a claim for each of these comparisons of a question. `together`: `comparisons` of a `Claim`."""
+    """Return a claim for each of these comparisons of a question. `together` is a claim's `comparisons`."""
     return tuple(
         Claim(
             id=one.id,

@@ -1,4 +1,4 @@
-"""Judges of claims about students: how often arms diverged, what forks did, and what was measured on the way.
+"""Judge claims about students: how often arms diverged, what forks did, and what was measured in training.
 
 The unit is the data seed. A divergence shows when the loss has stayed up for 500 steps, so the stated step is the end
 minus 500: by then it is known of every run whether it has diverged, and none is dropped.
@@ -29,8 +29,8 @@ PLAN = "config.precision.schedule.0.plan.layers.*"
 class Diverges:
     """A judge of the fraction that diverged by the stated step: the arm's, or the arm's minus the baseline's.
 
-    `over`: columns with the settings of an arm, such as learning rates; a data seed's settings are averaged.
-    `unstable`: count what is up at the end, whether it has diverged or is open, in place of what diverged by then.
+    `over` are columns with the settings of an arm, such as learning rates. The settings of a data seed are averaged.
+    `unstable` counts the runs that are up at the end, diverged or open, in place of those that diverged by then.
     """
 
     tables: Sequence[str]
@@ -69,14 +69,14 @@ def outcome_times(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_units(runs: pd.DataFrame, step: float, over: Sequence[str], unstable: bool) -> pd.Series:
-    """Return the fraction of each data seed and setting: initial seeds are averaged first."""
+    """Return the fraction of each data seed and setting. Initial seeds are averaged first."""
     if unstable:
         return up(runs).groupby([runs[key] for key in (UNIT, *over)]).mean()
     return runs.groupby([UNIT, *over]).apply(lambda own: fraction_by(step, outcome_times(own)))
 
 
 def up(runs: pd.DataFrame) -> pd.Series:
-    """Return 1 for runs that diverged or are over 10 times their best at their end, else 0."""
+    """Return 1 for runs that diverged or end over 10 times their best loss, else 0."""
     return (runs["outcome.diverged_at"].notna() | runs["outcome.rising_at"].notna()).astype(float)
 
 
@@ -95,10 +95,10 @@ def described(ours: pd.DataFrame, theirs: pd.DataFrame) -> str:
 
 @dataclass(frozen=True)
 class Prestated:
-    """A judge by the rule that results/prestated.md fixed before the runs; the general rule is shown where it differs.
+    """A judge by the rule that results/prestated.md fixed before the runs.
 
-    `says`: which of analysis.instability.claims. `table`: the lot's. `general`: the same claim as the general rule
-    judges it: its judge and its rule's verdict.
+    Where the general rule differs, it is shown too. `says` names a claim of analysis.instability.claims, and `table` is
+    the lot's. `general` has the judge and the rule with which the general rule judges the same claim.
     """
 
     says: str
@@ -150,7 +150,8 @@ def shown(value: float, low: float, high: float) -> str:
 class Intervention:
     """A judge of the fraction of forks that diverge with an intervention, minus that of the control's or another's.
 
-    `change`, `against`: columns config.intervention.* that are set; all others are not. `point`: where forks begin.
+    `change` and `against` are columns config.intervention.* that are set, while all others are not. `point` is where
+    the forks begin.
     """
 
     point: str
@@ -163,7 +164,7 @@ class Intervention:
         fields = [name for name in runs if name.startswith("config.intervention.")]
         columns = [
             name for name in fields if runs[name].nunique(dropna=False) > 1
-        ]  # what no intervention varies is set
+        ]  # what no intervention varies is set in all of them
         changes = [dict.fromkeys(columns) | dict(one) for one in (self.change, self.against) if one is not None]
         forks = tables.load("forks", self.table).query("point == @self.point")
         forks = forks.merge(runs[["fingerprint", "commit", *columns]])
@@ -187,7 +188,7 @@ class Intervention:
 class Measured:
     """A judge of a number that a probe measured: each replica's, averaged by data seed, minus a baseline's if given.
 
-    `of`: from a replica's rows, with the steps before its divergence first, to one number.
+    `of` makes one number from a replica's rows. The steps before its divergence come first.
     """
 
     table: str
@@ -222,7 +223,7 @@ def middle(column: str) -> Callable[[pd.DataFrame], float]:
 
 
 def place_of_least(column: str) -> Callable[[pd.DataFrame], float]:
-    """Return where in a replica's measurements the running mean of 20 is least: 0 first, 1 last."""
+    """Return where in a replica's measurements the running mean of 20 is lowest, from 0 (first) to 1 (last)."""
 
     def of(rows: pd.DataFrame) -> float:
         smooth = rows[column].rolling(20).mean().dropna().to_numpy()

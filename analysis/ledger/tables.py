@@ -1,4 +1,4 @@
-"""The tables that claims are judged from: those in results/, or any runs put in their place."""
+"""Load the tables that claims are judged from: those in results/, or any runs put in their place."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ RESULTS = Path("results")
 
 
 class Missing(Exception):
-    """Raised for a table that is not there, or holds none of the runs that a claim needs: it was not run."""
+    """Raised for a table that does not exist, or holds none of the runs that a claim needs: the claim was not run."""
 
 
 @dataclass
 class Tables:
-    """Tables by name, such as overflow, and kind, such as runs. `instead`: frames, by kind, that stand for all."""
+    """Tables by name, such as overflow, and kind, such as runs.
+
+    `instead` are frames, by kind, that replace all tables.
+    """
 
     folder: Path = RESULTS
     instead: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     read: dict[tuple[str, str], pd.DataFrame] = field(default_factory=dict)
 
     def load(self, kind: str, *names: str) -> pd.DataFrame:
-        """Return the rows of one kind of all these names that are there. Raises Missing if none is."""
+        """Return the rows of one kind from all these names that exist. Raises Missing if none does."""
         if self.instead:
             if kind not in self.instead:
                 raise Missing(f"no {kind}")
@@ -47,5 +50,5 @@ class Tables:
 
     @staticmethod
     def is_of_stacks(rows: pd.DataFrame) -> bool:
-        """Return whether these are runs of students, which several tables repeat where they share a baseline."""
+        """Return whether these are runs of students. Several tables repeat such runs if they share a baseline."""
         return {"fingerprint", "replica", "commit"} <= set(rows)

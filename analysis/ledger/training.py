@@ -1,6 +1,6 @@
-"""Judges of claims about language models: losses paired by seed, divergences, spikes, norms' outputs and scores.
+"""Judge claims about language models: losses paired by seed, divergences, spikes, norms' outputs and scores.
 
-The unit is a pair of runs with equal seeds, or for a number of one arm its runs with one pair of seeds.
+The unit is a pair of runs with equal seeds. For a number of one arm it is the arm's runs with one pair of seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RATE = "config.optimizer.lr"
 
 
 def arms_of(tables: Tables, names: Sequence[str], arms: Sequence[Arm], over: Sequence[str]) -> tuple[pd.DataFrame, int]:
-    """Return the runs of one code, and how many pairs or seeds it lacks that others have.
+    """Return the runs of one code, and how many pairs or seeds it lacks that other code has.
 
     Raises Missing if an arm has none, and Mixed if one holds several settings.
     """
@@ -35,7 +35,7 @@ def arms_of(tables: Tables, names: Sequence[str], arms: Sequence[Arm], over: Seq
 class Difference:
     """A judge of `column` of the arm minus the baseline's, paired by seeds. `over`: columns with an arm's settings.
 
-    `is_relative`: the difference of logarithms, which is the difference as a share of the baseline's.
+    `is_relative` takes the difference of logarithms, which is the difference as a share of the baseline's value.
     """
 
     tables: Sequence[str]
@@ -131,15 +131,18 @@ def largest_input(rows: pd.DataFrame) -> float:
 
 
 def fullest_last_bin(rows: pd.DataFrame) -> float:
-    """Return the largest share, over steps, of a gain in the last bin by floor, of norms before MLPs and of q and k."""
+    """Return the largest share, over steps, of a gain in the last bin by floor.
+
+    The gains are those of norms before MLPs and of q and k.
+    """
     gains = rows.filter(regex=r"^layers\..*(feed_forward\..*norm|[qk]_norm)\.weight/floor/overflow_fraction$")
     return float(gains.max().max())
 
 
 def reach(rows: pd.DataFrame) -> float:
-    """Return the largest |output| over its bound at the last step, of the norm that comes nearest.
+    """Return the largest |output| divided by its bound at the last step, of the norm that comes nearest to its bound.
 
-    Outputs are counted in bins of a quarter octave: the lower edge of the outermost filled bin is what was reached.
+    Outputs are counted in bins of a quarter octave. The lower edge of the outermost filled bin counts as reached.
     """
     final, edges, shares = rows.sort_values("step").iloc[-1], bin_edges(), []
     for name in rows.filter(regex=r"^layers\..*/output$"):
@@ -153,7 +156,8 @@ def reach(rows: pd.DataFrame) -> float:
 class Scores:
     """A judge of a score that models got, the arm's minus the baseline's in percentage points, paired by their seeds.
 
-    `scores`: tables of evaluations. `training`: tables of the runs that trained the models. `task`: as in the tables.
+    `scores` are tables of evaluations, `training` tables of the runs that trained the models. `task` is a name in the
+    tables.
     """
 
     scores: Sequence[str]
@@ -185,9 +189,9 @@ class Scores:
 
 
 def at_scale(parameters: float, tokens: float, runs: int, judge: Judge | None = None) -> Judge:
-    """Return the judge; where its tables are missing it names what the claim's own scale would take.
+    """Return the judge. If its tables are missing, it names what the claim's own scale would take.
 
-    `runs`: how many, four pairs being the least for a verdict.
+    `runs` is their number. A verdict needs at least four pairs.
     """
 
     def at(tables: Tables) -> Evidence:
@@ -206,7 +210,7 @@ def at_scale(parameters: float, tokens: float, runs: int, judge: Judge | None = 
 
 
 def in_lot(runs: int, tokens: float, judge: Judge) -> Judge:
-    """Return the judge; where its tables are missing it names what all runs of its sweep take, `tokens` together.
+    """Return the judge. If its tables are missing, it names what all runs of its sweep take, for `tokens` in total.
 
     The rate is that of a 23M Llama in MXFP8, for which the sweeps of this size are planned.
     """

@@ -1,4 +1,4 @@
-"""What Transformer Engine's page on MXFP8 claims."""
+"""List what Transformer Engine's page on MXFP8 claims."""
 
 from __future__ import annotations
 

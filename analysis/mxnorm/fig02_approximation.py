@@ -1,4 +1,4 @@
-"""MXNorm as an approximation of RMSNorm (MXNorm paper, figure 2).
+"""Draw how well MXNorm approximates RMSNorm (MXNorm paper, figure 2).
 
 Left: block scales after each norm (bars side by side, Gaussian rows of all standard deviations together), and of the
 same rows without a norm (grey, by standard deviation). Middle: elements before scaling, as a density: after a norm,

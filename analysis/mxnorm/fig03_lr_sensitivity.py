@@ -1,7 +1,7 @@
 """Final loss by learning rate, one line per norm, one panel per model (MXNorm paper, figure 3 and section 4.1).
 
-Top: mean validation loss, with a band from the lowest to the highest seed; crosses at the edge: diverged runs.
-Bottom: highest minus lowest seed, the spread with which a difference between norms must be compared.
+Top: mean validation loss, with a band from the lowest to the highest seed; crosses at the edge: diverged runs. Bottom:
+highest minus lowest seed, the spread against which a difference between norms must be judged.
 
 python -m analysis.mxnorm.fig03_lr_sensitivity --runs runs/lr_sensitivity
 """
@@ -25,7 +25,7 @@ SIZES = ("optimizer.lr", "model.", "train.")  # keys in which the runs of a line
 BAND = "range of seeds"
 WORDS = ("model", "norm", "best rate")
 LOSSES = ("validation loss, 95 % interval (seeds)", "the paper's training loss")
-# The training loss at the best rate, as printed in section 4.1.
+# The training loss at the best rate, as section 4.1 prints it.
 PRINTED = {
     ("llama_125m", "rmsnorm"): "3.090 ± 0.004",
     ("llama_125m", "mxnorm_p1"): "3.113 ± 0.012",

@@ -1,7 +1,8 @@
 """Loss (top) and largest activations (bottom), one column per run (MXNorm paper, figure 5).
 
-By step, around the first spike of each run (dotted): absmax over tokens of the residual stream's largest features at
-one norm. If no run has a recorded spike: by tokens, the largest activation at every norm over the whole training.
+The activations are, by step around the first spike of each run (dotted), the absmax over tokens of the residual
+stream's largest features at one norm. If no run has a recorded spike, they are the largest activation at every norm
+over the whole training, by tokens.
 
 python -m analysis.mxnorm.fig05_outlier_feature --runs runs/outlier_feature
 """
@@ -26,7 +27,7 @@ FEATURES = 24  # number of features in a heat map
 def around_spikes(rings: pd.DataFrame, norm: str | None) -> dict[str, tuple[pd.DataFrame, int | None]]:
     """Return, by run, absmax around its first spike by feature (rows, largest on top) and step, and the spike's step.
 
-    `norm`: name of the norm; if None, the one at which a single feature is farthest above the median.
+    `norm` names the norm. If it is None, it is the one at which a single feature is farthest above the median.
     """
     maps: dict[str, tuple[pd.DataFrame, int | None]] = {}
     for run, own in rings.groupby("fingerprint", sort=False):
@@ -42,7 +43,10 @@ def around_spikes(rings: pd.DataFrame, norm: str | None) -> dict[str, tuple[pd.D
 
 
 def over_training(rows: pd.DataFrame, norm: str | None) -> dict[str, tuple[pd.DataFrame, int | None]]:
-    """Return, by run, the absmax by norm (rows) and tokens (columns), and None for the spike; `norm`: only this one."""
+    """Return, by run, the absmax by norm (rows) and tokens (columns), and None for the spike.
+
+    `norm` chooses a single norm.
+    """
     columns = [column for column in rows if column.endswith("/absmax")]
     chosen = [column for column in columns if norm is None or column == f"{norm}/absmax"]
     if not chosen:

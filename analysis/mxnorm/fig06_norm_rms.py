@@ -22,7 +22,7 @@ EXACT = "with the exact RMS"
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Draw the figure. `rows`: name, tokens, and `<norm>/rms` and `<norm>/rms_true` of each norm in order of depth."""
+    """Draw the figure. `rows` have name, tokens, and by depth each norm's `<norm>/rms` and `<norm>/rms_true`."""
     norms = [column.removesuffix("/rms") for column in rows if column.endswith("/rms")]
     runs = list(rows.groupby(["fingerprint", "name"], sort=False))
     height = -(-len(runs) // ABREAST)
@@ -36,7 +36,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         axes.set_title(heading(name), fontsize=8)
     for axes in panels.flat[len(runs) :]:
         axes.set_visible(False)
-    lowest = panels.flat[max(0, len(runs) - ABREAST) : len(runs)]  # of each column
+    lowest = panels.flat[max(0, len(runs) - ABREAST) : len(runs)]  # the lowest panel of each column
     results.in_tokens(*lowest)
     for axes in lowest:
         axes.tick_params(labelbottom=True)

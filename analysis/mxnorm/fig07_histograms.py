@@ -1,6 +1,6 @@
 """Histograms of the norms' inputs and outputs at the last step, with the bound on the output (MXNorm paper, figure 7).
 
-A run has the colour of its arm; the vertical line in it is the bound of x / rms (Lemmas 1 and 2). Needs runs with
+A run has the colour of its arm. Its vertical line is the bound of x / rms (Lemmas 1 and 2). Needs runs with
 probe=activations.
 
 python -m analysis.mxnorm.fig07_histograms --runs runs/quickstart --norms layers.0.attention_norm norm
@@ -28,7 +28,7 @@ def shares(counts: Sequence[float]) -> np.ndarray:
 
 
 def drawn_edges() -> np.ndarray:
-    """Return the bins' edges for drawing: the outermost bins, which reach to infinity, are drawn one octave wide."""
+    """Return the bins' edges for drawing. The outermost bins, which reach to infinity, are drawn one octave wide."""
     edges = bin_edges()
     return np.concatenate(([2 * edges[1]], edges[1:-1], [2 * edges[-2]]))
 
@@ -36,7 +36,7 @@ def drawn_edges() -> np.ndarray:
 def draw(rows: pd.DataFrame, norms: Sequence[str]) -> Figure:
     """Draw the figure.
 
-    `rows`: one per run, with arm, color, `<norm>/input` and `<norm>/output` (counts by bin), `<norm>/bound`.
+    `rows` has one row per run, with arm, color, `<norm>/input` and `<norm>/output` (counts by bin), and `<norm>/bound`.
     """
     size = (TWO_COLUMNS, 1.5 * len(norms) + 0.6)
     figure, panels = plt.subplots(len(norms), 2, figsize=size, sharex=True, sharey=True, squeeze=False)

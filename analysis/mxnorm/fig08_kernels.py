@@ -1,7 +1,7 @@
 """Speedup of norm and cast by MXNorm (MXNorm paper, figure 8), one panel per format and block size.
 
-Solid: MXNorm in one pass over compiled RMSNorm and cast. Dashed: over RMSNorm and cast in one pass of ours, which is
-what the norm is worth. Dotted: compiled MXNorm over compiled RMSNorm, as in the paper. By hidden size, one colour per
+Solid: MXNorm in one pass over compiled RMSNorm and cast. Dashed: over our RMSNorm and cast in one pass, which isolates
+the effect of the norm. Dotted: compiled MXNorm over compiled RMSNorm, as in the paper. By hidden size, one colour per
 number of tokens. Titles: geometric means. Above 1, MXNorm is faster.
 
 python -m analysis.mxnorm.fig08_kernels --runs runs/kernels.json
@@ -20,7 +20,7 @@ from analysis.command import command
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, make_figure, plt
 from mxstudy.results import legend
 
-SPEEDUPS: dict[str, tuple[Any, str]] = {  # column -> line, name
+SPEEDUPS: dict[str, tuple[Any, str]] = {  # {column: line, name}
     "over_compiled_rmsnorm": ("-", "MXNorm in one pass over compiled RMSNorm and cast"),
     "over_one_pass_rmsnorm": ("--", "the same over RMSNorm and cast in one pass"),
     "compiled_over_compiled_rmsnorm": (":", "both compiled"),
@@ -28,7 +28,7 @@ SPEEDUPS: dict[str, tuple[Any, str]] = {  # column -> line, name
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Draw the figure. `rows`: format, block_size, hidden_size, tokens, and each of SPEEDUPS."""
+    """Draw the figure. `rows` have format, block_size, hidden_size, tokens, and each of SPEEDUPS."""
     formats, blocks = (sorted(rows[key].unique()) for key in ("format", "block_size"))
     size = (TWO_COLUMNS if len(blocks) > 1 else ONE_COLUMN, 0.35 * TWO_COLUMNS * len(formats))
     figure, panels = plt.subplots(len(formats), len(blocks), figsize=size, sharex=True, sharey=True, squeeze=False)

@@ -1,6 +1,6 @@
 """Spike scores by arm, one point per run (MXNorm paper, figure A.3; the score is its Eq. 22).
 
-An arm of five runs and more has a box: the quartiles, and whiskers to the farthest run within 1.5 times their distance.
+An arm of five or more runs has a box: the quartiles, with whiskers to the farthest run within 1.5 times their distance.
 
 python -m analysis.mxnorm.figa3_spike_scores --runs runs/quickstart
 """
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from analysis.command import command
 from analysis.style import ONE_COLUMN, load_ended, make_figure, plt
 
-BOX_FROM = 5  # runs; the quartiles of fewer are between two points
+BOX_FROM = 5  # runs; the quartiles of fewer lie between two points
 
 
 def draw(runs: pd.DataFrame) -> Figure:

@@ -39,7 +39,7 @@ def named(scores: pd.DataFrame) -> dict[str, str]:
 
 
 def baseline_arm(scores: pd.DataFrame, names: Mapping[str, str], chosen: str | None) -> str:
-    """Return the name of the baseline arm. `chosen`: COLUMN=WORDS; raises ValueError unless it matches one arm."""
+    """Return the name of the baseline arm. Raises ValueError unless `chosen`, COLUMN=WORDS, matches one arm."""
     if chosen is None:
         return next(iter(names.values()))
     column, _, words = chosen.partition("=")
@@ -71,12 +71,12 @@ def answers_of(samples: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
 
 
 def form_of_bits(scores: pd.DataFrame) -> str:
-    """Return the form whose bits are compared: cloze if available, as in multiple choice the answer is a letter."""
+    """Return the form whose bits are compared: cloze if available, since in multiple choice the answer is a letter."""
     return "cf" if "cf" in set(scores["form"]) else scores["form"].iloc[0]
 
 
 def score_cells(scores: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (task, percent right in the better form) of one arm, and last their average."""
+    """Yield (task, percentage of right answers in the better form) of one arm, and last their average."""
     averages = scores["task"].str.startswith("average")
     for _, row in pd.concat([scores[scores["best"] & ~averages], scores[averages].tail(1)]).iterrows():
         yield row["task"], f"{plus_minus(100 * row['score'], 100 * row['stderr'], '.1f')} ({row['form']})"
@@ -96,7 +96,7 @@ def by_arm(scores: pd.DataFrame, unit: str, cells: Callable[[pd.DataFrame], Iter
 
 
 def score_table(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the scores in the better form by arm, beside that of one who guesses, which older tables do not have."""
+    """Return the scores in the better form by arm, beside those of guessing, which older tables do not have."""
     table = by_arm(scores, "right, % (form)", score_cells)
     if "chance" in scores:
         shares = scores.groupby("task")["chance"].first()
@@ -109,7 +109,10 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def differences(answers: pd.DataFrame, arm: str, baseline: str, measure: str, form: str) -> dict[str, Difference]:
-    """Return the differences by task in one form; for bits also, last, their mean over tasks without subjects."""
+    """Return the differences by task in one form.
+
+    For bits, the last one is their mean over tasks without subjects.
+    """
     pair = answers[measure][[arm, baseline]].xs(form, level="form")
     by_task = {task: groups_of(own, "group") for task, own in pair.groupby("task")}
     found = {task: difference(groups) for task, groups in by_task.items()}
@@ -123,7 +126,7 @@ def groups_of(pair: pd.DataFrame, level: str) -> list[tuple[list[float], list[fl
 
 
 def difference_table(answers: pd.DataFrame, arm: str, baseline: str, bits: Mapping[str, Difference], form: str) -> str:
-    """Return a Markdown table with one row per task: differences of scores and p in every form, of bits in one."""
+    """Return a Markdown table with one row per task: differences of scores and p in every form, and of bits in one."""
     columns = {"questions": {task: f"{one.documents:,}" for task, one in bits.items()}}
     for each in answers.index.unique("form"):
         scores = differences(answers, arm, baseline, SCORE, each)
@@ -140,7 +143,7 @@ def chance(p: float | None) -> str:
 
 
 def draw(bits: Mapping[str, Mapping[str, Difference]], baseline: str) -> Figure:
-    """Draw the differences in `bits`, by arm and task; the average is set apart below the tasks."""
+    """Draw the differences in `bits`, by arm and task. The average is set apart below the tasks."""
     tasks = list(next(iter(bits.values())))
     heights = {task: -place - 0.5 * task.startswith("average") for place, task in enumerate(tasks)}
     figure, axes = plt.subplots(figsize=(ONE_COLUMN, 0.9 + 0.28 * len(tasks)))

@@ -1,9 +1,9 @@
 """Limit of MXNorm's estimate for long rows, and bound of its output (MXNorm paper, Theorem 1, Lemmas 1 and 2).
 
-Top: the estimate over the true RMS by blocks per row, mean and one standard deviation over rows, with the limit of each
-distribution by quadrature (dotted); and that standard deviation alone. Bottom: the largest |x / rms| with its bound
-(outline), and the estimate over the true RMS, for a single spike, Gaussian rows, and Gaussian rows in which four
-features are 10, 100 or 1000 times as large.
+Top: the estimate divided by the true RMS, by blocks per row, mean and one standard deviation over rows, with the limit
+of each distribution by quadrature (dotted); and that standard deviation alone. Bottom: the largest |x / rms| with its
+bound (outline), and the estimate divided by the true RMS, for a single spike, Gaussian rows, and Gaussian rows in which
+four features are 10, 100 or 1000 times as large.
 
 python -m analysis.mxnorm.theorem1_bounds --runs runs/approximation
 """

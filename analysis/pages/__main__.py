@@ -1,4 +1,4 @@
-"""Rewrite the numbers on the pages of results/ from the tables beside them; prose stays as it is.
+"""Rewrite the numbers on the pages of results/ from the tables beside them, and leave the prose as it is.
 
 python -m analysis.pages [PAGE ...]
 """
@@ -60,7 +60,7 @@ PAGES |= dict.fromkeys(OF_ALL, EVERYTHING)
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the pages that are not what the tables say, and print their names."""
+    """Write the pages that differ from what the tables say, and print their names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", metavar="PAGE", choices=[[], *PAGES], help="all if none is given")
     for name in parser.parse_args(arguments).pages or PAGES:

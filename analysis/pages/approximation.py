@@ -1,4 +1,4 @@
-"""The parts of the page about norms, casts and recipes on random tensors, from the approximation study's tables."""
+"""Make the parts of the page about norms, casts and recipes on random tensors, from the tables of approximation."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def fit(features: int) -> str:
 
 
 def estimate(distribution: str) -> str:
-    """Return MXNorm's estimate over the true RMS, p = 2, in the longest rows."""
+    """Return MXNorm's estimate divided by the true RMS, p = 2, in the longest rows."""
     found = table("convergence").query("distribution == @distribution and p == 2")
     return f"{found.loc[found['blocks'].idxmax(), 'mean']:.2f}"
 
 
 def cast(column: str, rule: str, form: str, drawn: str = "gaussian") -> str:
-    """Return what that scale rule does to such numbers in E4M3, half to even."""
+    """Return a cell of `column` for that scale rule and such numbers, in E4M3, half to even."""
     found = table("quality").query(
         "input == @drawn and format == 'E4M3' and rounding == 'even' and not pre_round and scale_rule == @rule"
     )
@@ -44,7 +44,7 @@ def cast(column: str, rule: str, form: str, drawn: str = "gaussian") -> str:
 
 @cache
 def errors(drawn: str) -> pd.DataFrame:
-    """Return the errors on such numbers by precision, operand and whether without the recipe's transform."""
+    """Return the errors on such numbers by precision, operand, and with or without the recipe's transform."""
     rows = table("recipe_errors").query("input == @drawn")
     largest = rows.groupby(["precision", "operand"])["hadamard"].transform("max")
     return rows.assign(unrotated=rows["hadamard"] < largest).set_index(["precision", "operand", "unrotated"])
@@ -65,7 +65,7 @@ def less(drawn: str, one: tuple[str, str], other: tuple[str, str]) -> str:
 
 
 def recipes(drawn: str) -> str:
-    """Return the table of SQNRs; in brackets that without the transform."""
+    """Return the table of SQNRs, with those without the transform in brackets."""
     sqnr = errors(drawn)["sqnr_db"]
     names = [list(dict.fromkeys(sqnr.index.get_level_values(level))) for level in ("precision", "operand")]
     cells = [(precision, *(cell(sqnr, precision, operand) for operand in names[1])) for precision in names[0]]
@@ -78,7 +78,7 @@ def cell(sqnr: pd.Series, precision: str, operand: str) -> str:
 
 
 def changed_by_transforms(drawn: str) -> str:
-    """Return by how many decibels transforms change the SQNR of an operand at most."""
+    """Return the most decibels by which transforms change the SQNR of an operand."""
     sqnr = errors(drawn)["sqnr_db"].unstack("unrotated").dropna()
     return f"{(sqnr[False] - sqnr[True]).abs().max():.2f}"
 

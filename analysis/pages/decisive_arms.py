@@ -1,7 +1,7 @@
-"""The parts of the students' page about the arms of the sweep `decisive`, and what they say of the paper's remedies.
+"""Make the parts of the students' page about the arms of `decisive`, and what they say of the paper's remedies.
 
-A run has diverged if its loss stays over 10 times its best for more than 500 steps, so of every run it is known whether
-it has diverged by 500 steps before its end: fractions are of all runs by then.
+A run has diverged if its loss stays over 10 times its best for more than 500 steps. So 500 steps before its end it is
+known of every run whether it has diverged by then, and fractions are of all runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mxstudy.results import markdown
 DECISIVE = ("decisive", "decisive_2", "decisive_3")
 CODE, TEXT = "code", "paper"  # teachers
 DATA_SEED = "config.data_seed"
-MARGIN = 2 / 9  # of results/prestated.md: half of what figure 6 of the paper shows between FP8 and FP32
+MARGIN = 2 / 9  # in results/prestated.md: half of what figure 6 of the paper shows between FP8 and FP32
 
 
 @cache
@@ -40,7 +40,7 @@ def counted(runs: pd.DataFrame) -> str:
 
 
 def shown(name: str) -> str:
-    """Return an arm's name for a table: those of the factorial, and the norms, are in MXFP8."""
+    """Return an arm's name for a table. The factorial's arms and the norms are in MXFP8."""
     if name.startswith("gain ") or name in ("rmsnorm", "mxnorm_p1", "mxnorm_p2"):
         return f"MXFP8, {name}"
     return {"fp32": "FP32", "bf16_act": "bf16 activations"}.get(name, name)
@@ -132,11 +132,14 @@ REMEDIES = (  # what the paper proposes, the arms that have it, what is claimed 
 )
 
 
-LEVEL = 1 - (1 - CONFIDENCE) / len(REMEDIES)  # all of them hold together
+LEVEL = 1 - (1 - CONFIDENCE) / len(REMEDIES)  # the intervals of all remedies hold together
 
 
 class OneCode(NamedTuple):
-    """The data seeds that have a remedy, and what it is compared with, in one code; their runs, and the others'."""
+    """The data seeds that have both arms of a remedy in one code.
+
+    It holds the runs with the remedy, and those that they are compared with.
+    """
 
     seeds: list[int]
     code: str
@@ -164,7 +167,7 @@ def of_remedy(place: int) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def by_code(place: int) -> list[OneCode]:
-    """Return the runs of a remedy by their code, where a data seed has both arms in it, in the order of data seeds."""
+    """Return the runs of a remedy by code, where a data seed has both arms in it, in the order of data seeds."""
     found = []
     for code in decisive()["code"].unique():
         ours, theirs = (part[part["code"] == code] for part in of_remedy(place))
@@ -192,7 +195,7 @@ def compared(runs: pd.DataFrame, baseline: pd.DataFrame, level: float) -> Differ
 
 
 def judged_by(claim: str, found: Difference) -> str:
-    """Return the word: supported if the interval lies on the claimed side, contradicted if on the other one."""
+    """Return what the interval says of a claim: supported, not supported, contradicted, cannot tell or mixed code."""
     if found.is_mixed:
         return MIXED
     if found.units < LEAST_UNITS:
@@ -225,14 +228,17 @@ def quantised_forward() -> list[str]:
 
 
 def lost_in(names: Sequence[str]) -> str:
-    """Return the least and the most runs of an arm that diverge, with the code's teacher: '9 to 26 of 32'."""
+    """Return the fewest and the most diverged runs of these arms with the code's teacher: '9 to 26 of 32'."""
     counts = pd.Series([(of_arm(name)["diverged"] > 0).sum() for name in names])
     (size,) = {len(of_arm(name)) for name in names}
     return f"{least_and_most(counts, 'd')} of {size}"
 
 
 def final(*names: str) -> str:
-    """Return the median final loss of an arm with the text's teacher; of several, the least and the most."""
+    """Return the median final loss of an arm with the text's teacher.
+
+    For several arms, return the lowest and the highest median.
+    """
     found = [np.quantile(of_arm(name, TEXT)["loss"], 0.5, method="inverted_cdf") for name in names]
     shown = least_and_most(pd.Series(found), ".4f")
     return shown if shown.split()[0] != shown.split()[-1] else shown.split()[0]

@@ -1,4 +1,4 @@
-"""The main comparison of norms: the parts of its page, with the rule that was stated before in results/prestated.md."""
+"""Make the parts of the page about the main comparison of norms, by the rule stated before in results/prestated.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analysis.pages.pilot import BASELINE, LOSS, NORM, PILOT, SEED
 from analysis.statistics import student
 from mxstudy.results import markdown
 
-CLAIM_OF = {  # norm -> the claim that was stated about it
+CLAIM_OF = {  # {norm: the claim that was stated about it}
     "mxnorm_p1": "mxnorm-loss-125m-p1",
     "mxnorm_p2": "mxnorm-loss-125m-p2",
     "mxnorm_postround": "mxnorm-postround-worse",
@@ -75,7 +75,7 @@ def table() -> str:
 
 
 def changes() -> pd.Series:
-    """Return by how much the final loss of each run that was made twice changed, without the sign."""
+    """Return the absolute change of the final loss of each run that was made twice."""
     again = rows_of("runs", "mxnorm_equivalence_repeat").set_index("fingerprint")[LOSS]
     return (again - runs().set_index("fingerprint")[LOSS]).dropna().abs()
 

@@ -1,4 +1,4 @@
-"""The parts of the page about kernels, from the JSON of benchmarks."""
+"""Make the parts of the page about kernels, from the JSON of benchmarks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def large() -> pd.DataFrame:
 
 
 def gains(fmt: str) -> str:
-    """Return by how much MXNorm is faster than RMSNorm in one pass, by block, from the least to the most."""
+    """Return the least and the most by which MXNorm is faster than RMSNorm in one pass, over blocks."""
     over = pd.Series([means(fmt, block)["over_one_pass_rmsnorm"] for block in (16, 32, 64)])
     return least_and_most(100 * (over - 1), ".1f") + " %"
 
@@ -109,12 +109,12 @@ def least() -> str:
 
 
 def over_alike(fmt: str) -> str:
-    """Return by how much the kernel is faster than the best that moves as much, in the mean over the large cases."""
+    """Return by how many percent the kernel beats the fastest copy that moves as much, on average over large cases."""
     return f"{100 * (large().query('format == @fmt')['mxnorm_of_alike'].mean() - 1):.1f}"
 
 
 def of_all_blocks(column: str) -> str:
-    """Return the least and the most over formats and blocks; `column` is of the large cases if it is a share."""
+    """Return the least and the most over formats and blocks. A `column` that is a share is of the large cases."""
     cases = [(fmt, block) for fmt in FORMATS for block in (16, 32, 64)]
     is_share = column.endswith("of_floor")
     return least_and_most(pd.Series([means(*case, large=is_share)[column] for case in cases]), ".2f")
@@ -126,7 +126,7 @@ def share_of_a_layer() -> str:
 
 
 def copies_lead() -> str:
-    """Return by how many microseconds `copy_` is faster than the best that moves as much, at most, below 2^27."""
+    """Return by how many microseconds, at most, `copy_` beats the fastest copy that moves as much, below 2^27."""
     found = large()[large()["hidden_size"] * large()["tokens"] < 2**27]
     return f"{(found['alike_us'] - found['floor_us']).max():.1f}"
 
@@ -148,7 +148,7 @@ def rates(column: str) -> str:
 
 
 def spread(cases: pd.DataFrame, column: str) -> str:
-    """Return half the range between the quartiles as a share of the median, in the middle over the cases."""
+    """Return half the interquartile range as a share of the median, the median over the cases."""
     half = (cases[f"{column}_q3_us"] - cases[f"{column}_q1_us"]) / 2
     return f"{100 * (half / cases[f'{column}_us']).median():.1f} %"
 
@@ -170,14 +170,14 @@ def compiled_as() -> str:
 
 
 def e2m1_over_e4m3(column: str) -> float:
-    """Return how much longer E2M1 takes than E4M3, B = 16: the geometric mean over the shapes."""
+    """Return E2M1's time divided by E4M3's, B = 16, as the geometric mean over the shapes."""
     found = pd.DataFrame(rows("kernels")).query("block_size == 16")
     us = found.pivot_table(column, ["hidden_size", "tokens"], "format")
     return mean_of(us["E2M1"] / us["E4M3"])
 
 
 def with_a_cast_as_to_e4m3() -> str:
-    """Return the speedup over compiled RMSNorm in E2M1, B = 16, if that took no longer than in E4M3."""
+    """Return the speedup over compiled RMSNorm in E2M1, B = 16, if its cast took no longer than that to E4M3."""
     return f"{means('E2M1', 16)['over_compiled_rmsnorm'] / e2m1_over_e4m3('rmsnorm_compiled_us'):.2f}"
 
 

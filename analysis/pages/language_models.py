@@ -1,4 +1,4 @@
-"""The parts of the pages about language models and their norms, from their tables."""
+"""Make the parts of the pages about language models and their norms, from their tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def arm_of(run: pd.Series) -> str:
 
 
 def loss_of(runs: pd.DataFrame, seed: int, norm: str, precision: str | None = None) -> float:
-    """Return the validation loss of the one run with these; NaN if there is none."""
+    """Return the validation loss of the one run with these choices, or NaN if there is none."""
     chosen = (runs[SEED] == seed) & (runs[NORM] == norm)
     found = runs.loc[chosen if precision is None else chosen & (runs[PRECISION] == precision), LOSS]
     assert len(found) < 2, f"{len(found)} runs with {norm} and seed {seed}"
@@ -39,7 +39,7 @@ def pretrained() -> pd.DataFrame:
 
 @cache
 def before() -> pd.DataFrame:
-    """Return the runs at the earlier commit, whose seed of bf16 varies."""
+    """Return the runs at the earlier commit, where bf16 has several seeds."""
     return rows_of("runs", "mxnorm_pretrain_faaaffd", "mxnorm_pretrain_seeds")
 
 
@@ -93,7 +93,7 @@ def spread_of_seeds() -> float:
 
 
 def over(norm: str, seed: int, other: str, other_seed: int, precision: str) -> float:
-    """Return the tokens/s of an MXFP8 run over those of another run."""
+    """Return the tokens/s of an MXFP8 run divided by those of another run."""
     rate = pretrained().set_index([NORM, SEED, PRECISION])["tokens_per_s"]
     return float(rate[norm, seed, "mxfp8"] / rate[other, other_seed, precision])
 
@@ -105,7 +105,7 @@ def faster_gpu() -> str:
 
 
 def spread_of_speed() -> str:
-    """Return by how much the 10th or the 90th percentile of a run's tokens/s is off the median, at most."""
+    """Return the largest distance of a run's 10th or 90th percentile of tokens/s from its median."""
     metrics = rows_of("metrics", "mxnorm_pretrain", "mxnorm_pretrain_seed1")
     of_run = metrics.groupby("fingerprint")["tokens_per_s"].quantile([0.1, 0.5, 0.9]).unstack()
     return f"{100 * (of_run.div(of_run[0.5], axis=0) - 1).abs().max().max():.1f} %"
@@ -113,7 +113,10 @@ def spread_of_speed() -> str:
 
 @cache
 def output_rms() -> pd.DataFrame:
-    """Return the RMS of MXNorm's outputs, one column per norm in MX but the two of the first layer, by run and step."""
+    """Return the RMS of MXNorm's outputs by run and step.
+
+    The columns are the norms in MX except the two of the first layer.
+    """
     labels = rows_of("runs", "mxnorm_pretrain").query(f"`{NORM}`.str.startswith('mxnorm')")["fingerprint"]
     found = rows_of("norm_output_rms", "mxnorm_pretrain")
     found = found[found["fingerprint"].isin(labels)].sort_values("step").set_index(["fingerprint", "step"])
@@ -143,14 +146,14 @@ def bound(norm: str) -> str:
 
 
 def tails(*norms: str) -> str:
-    """Return the outermost bins of the fifth block's outputs: the least of all norms to the most."""
+    """Return the outermost bins of the fifth block's outputs: the least to the most over norms."""
     own = histograms()[histograms()[NORM].isin(norms)].filter(regex=r"^layers\.4\..*/output$")
     ends = [float(word) for counts in own.to_numpy().ravel() for word in of_bins(np.asarray(counts)).split(" to ")]
     return f"{min(ends):.1f} to {max(ends):.1f}"
 
 
 def plain_over_bf16() -> str:
-    """Return the tokens/s of MXFP8 over those of bf16 in compiled PyTorch, at the earlier commit."""
+    """Return the tokens/s of MXFP8 divided by those of bf16 in compiled PyTorch, at the earlier commit."""
     runs = before().query(f"`{NORM}` == 'rmsnorm' and `{SEED}` == 0").set_index(PRECISION)["tokens_per_s"]
     return f"{runs['mxfp8'] / runs['bf16']:.2f}"
 
@@ -243,14 +246,14 @@ def interval(norm: str, rate: float) -> str:
 
 
 def apart(rate: float) -> str:
-    """Return by how much the two seeds of a norm differ at a rate, from the least to the most over norms."""
+    """Return the least and the most, over norms, by which the two seeds of a norm differ at a rate."""
     runs = rows_of("runs", "lr_sensitivity")
     losses = runs[runs[RATE] == rate].pivot(index=SEED, columns=NORM, values=LOSS)
     return least_and_most(losses.max() - losses.min(), ".2f")
 
 
 def both_norms(rate: float) -> str:
-    """Return the mean differences of p=1 and p=2, without their signs."""
+    """Return the absolute mean differences of p=1 and p=2."""
     return " and ".join(f"{abs(value):.3f}" for value in less_rmsnorm(rate).mean()[["mxnorm_p1", "mxnorm_p2"]])
 
 

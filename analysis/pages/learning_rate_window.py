@@ -1,4 +1,4 @@
-"""The parts of the page about figure 6 of the instability paper: learning rates of 2e-4 to 6e-4."""
+"""Make the parts of the page about figure 6 of the instability paper: learning rates of 2e-4 to 6e-4."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pairs(rate: float, width: int | None = None) -> pd.DataFrame:
 
 
 def alone(pairs: pd.DataFrame, precision: str) -> int:
-    """Return of how many pairs only the run in this precision diverged."""
+    """Return in how many pairs only the run in this precision diverged."""
     return int((pairs[precision] & (pairs.sum(axis=1) == 1)).sum())
 
 
@@ -87,14 +87,17 @@ def alone_at(precision: str, rate: float) -> str:
 
 
 def by_rates() -> str:
-    """Return the least and the most of the data seeds' differences between MX mix's largest and smallest rate."""
+    """Return MX mix's differences between the largest and the smallest rate, by data seed.
+
+    The text has the smallest difference, and the range of the others.
+    """
     found = list(findings(6).values())[3]
     least, *others = sorted(found.arm - found.baseline)
     return f"{least:.2f}, against {least_and_most(pd.Series(others), '.2f')}"
 
 
 def wider() -> str:
-    """Return how much more often MX mix diverges at width 768 than at 512, by data seeds, rates averaged."""
+    """Return how much more often MX mix diverges at width 768 than at 512, by data seed, averaged over rates."""
     return shown(replicas.difference(window("mx_mix", 768), window("mx_mix", 512), [RATE]))
 
 
@@ -117,7 +120,7 @@ def spikes(**of: Any) -> str:
 
 
 def dearer(width: int) -> str:
-    """Return by how much MX mix's stable runs end higher than FP32's, the least and the most over rates of medians."""
+    """Return the least and the most, over rates, by which MX mix's stable runs end above FP32's in the median."""
     ends = []
     for precision in PRECISIONS:
         runs = window(precision, width)

@@ -1,4 +1,4 @@
-"""The parts of the pages about data, launching, evaluating and probing, from the JSON of benchmarks."""
+"""Make the parts of the pages about data, launching, evaluating and probing, from the JSON of benchmarks."""
 
 from __future__ import annotations
 

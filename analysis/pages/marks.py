@@ -1,6 +1,7 @@
-"""Find the parts of a page that are made from tables, and put other text in their place.
+"""Find the parts of a page that are made from tables, and replace their text.
 
-A part stands between `<!-- from: NAME -->` and `<!-- end -->`: a table on lines of its own, or a number in a sentence.
+A part stands between `<!-- from: NAME -->` and `<!-- end -->`. It is a table on lines of its own, or a number in a
+sentence.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Parts = Mapping[str, Callable[[], str]]
 
 
 def rewritten(page: str, parts: Parts) -> str:
-    """Return the page with each part made anew. Raises ValueError for a mark that is alone or names no part."""
+    """Return the page with each part made anew. Raises ValueError for a mark that is alone or has an unknown name."""
     if len(MARK.findall(page)) != 2 * len(PART.findall(page)):
         raise ValueError("each <!-- from: NAME --> needs one <!-- end -->")
     return PART.sub(lambda match: match["begin"] + made(match["name"], parts) + match["end"], page)
@@ -68,12 +69,12 @@ def row(name: str, **wanted: object) -> dict[str, Any]:
 
 
 def least_and_most(values: pd.Series, form: str) -> str:
-    """Return '0.96 to 1.00'."""
+    """Return the least and the most of the values: '0.96 to 1.00'."""
     return f"{values.min():{form}} to {values.max():{form}}"
 
 
 def share(count: float, runs: int, still_open: int = 0) -> str:
-    """Return '20 of 32', or '20 of 32, 1 open'."""
+    """Return a count of runs: '20 of 32', or '20 of 32, 1 open'."""
     return f"{count:.0f} of {runs}" + (f", {still_open} open" if still_open else "")
 
 

@@ -1,7 +1,7 @@
-"""The pilot of the main question: what its rule decides on its table, and its parts of the page.
+"""Decide the pilot of the main question by its rule and table, and make its parts of the page.
 
-The rule was stated before the runs, in results/prestated.md, "Lot 4, the pilot". They are in no claim: they choose a
-learning rate and a number of pairs for other runs, which are compared in `equivalence`.
+The rule was stated before the runs, in results/prestated.md, "Lot 4, the pilot". No claim uses these runs: they choose
+a learning rate and a number of pairs for other runs, which `equivalence` compares.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from mxstudy.results import markdown
 
 RATE, NORM, SEED, LOSS = "config.optimizer.lr", "choice.norm", "config.seed", "validation_loss"
 BASELINE, ARM = "rmsnorm", "mxnorm_p2"
-QUANTILES = 2.93  # of the normal distribution, 1.645 + 1.282, as stated
+QUANTILES = 2.93  # quantiles of the normal distribution, 1.645 + 1.282, as stated
 LEAST, MOST = 8, 16  # pairs
 OTHER = 2.0**-10
-ARMS = 4  # of the main form: RMSNorm, p=1, p=2, post-round
+ARMS = 4  # the arms of the main form: RMSNorm, p=1, p=2, post-round
 
 
 # ------------------------------------------------------------------------------------------------------------ the rule
@@ -48,14 +48,14 @@ def differences(runs: pd.DataFrame) -> pd.Series:
 
 
 def needed(own: pd.Series) -> int:
-    """Return the least n >= 8 with 2.93 s / sqrt(n) <= the margin; s: the standard deviation of these differences."""
+    """Return the least n >= 8 with 2.93 s / sqrt(n) <= the margin, where s is the differences' standard deviation."""
     return max(LEAST, math.ceil((QUANTILES * own.std(ddof=1) / MARGIN) ** 2))
 
 
 def decided(runs: pd.DataFrame) -> Plan:
     """Return the rate at which RMSNorm's mean loss is lowest, and the pairs that it needs.
 
-    Where it needs more than 16, and another rate does not, the other is taken.
+    If it needs more than 16 and another rate does not, return the other.
     """
     pairs = {rate: needed(own) for rate, own in differences(runs).groupby(level=RATE)}
     by_loss = [*losses(runs)[BASELINE].groupby(level=RATE).mean().sort_values().index]

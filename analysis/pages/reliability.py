@@ -1,4 +1,4 @@
-"""The parts of the pages about what survives and what that costs: the mirror under load, the soak, checksums."""
+"""Make the parts of the pages about what survives and what that costs: the mirror under load, the soak, checksums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def commit(name: str) -> str:
 
 
 def command(name: str) -> str:
-    """Return the command that a benchmark was, but for the file that it wrote."""
+    """Return the command of a benchmark, without the file that it wrote."""
     _, words = benchmark(name)["provenance"]["command"].split(" -m ", 1)
     return f"`python -m {re.sub(r' --(json|folder) [^ ]+', '', words)}`"
 
@@ -79,7 +79,7 @@ def points() -> str:
 
 
 def cpu_of(database: str) -> str:
-    """Return the server's CPU time a point, in ms."""
+    """Return the server's CPU time per point, in ms."""
     one = row("tracking_load", database=database, case="undisturbed")
     return f"{1e3 * one['server_cpu_s'] / one['points']:.2f} ms"
 
@@ -146,7 +146,10 @@ def checksums() -> str:
 
 
 def added(name: str, what: str) -> str:
-    """Return what checksums add, and whether one can tell: equal rounds differ by less than the limit."""
+    """Return what checksums add, and whether one can tell.
+
+    One can tell if equal rounds differ by less than the limit.
+    """
     one = row(name, what=what)
     spread = one["without_median_s"] / one["without_s"] - 1
     noisy = f" (cannot tell: without them the median is {100 * spread:.0f} % above the fastest)"

@@ -1,4 +1,4 @@
-"""The parts of the page about the spike proxy: losses, and what goes into its norms and comes out of them."""
+"""Make the parts of the page about the spike proxy: losses, and the inputs and outputs of its norms."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def proxies() -> str:
 
 
 def of_proxy(norm: str, seed: int, digits: int = 3) -> str:
-    """Return how much lower or higher a norm's validation loss is than RMSNorm's, without the sign."""
+    """Return by how much a norm's validation loss differs from RMSNorm's, without the sign."""
     runs = runs_of_it()
     return f"{abs(loss_of(runs, seed, norm) - loss_of(runs, seed, 'rmsnorm')):.{digits}f}"
 
@@ -75,7 +75,7 @@ def losses(norm: str, seed: int) -> pd.Series:
 
 
 def largest_rise(after: int) -> str:
-    """Return by how much a loss rises from one step to the next, at most, after so many steps."""
+    """Return the largest rise of a loss from one step to the next, after so many steps."""
     return f"{max(losses(norm, seed).diff().loc[after + 1 :].max() for norm in NORMS for seed in SEEDS):.2f}"
 
 
@@ -85,7 +85,7 @@ def apart(norm: str, seed: int) -> pd.Series:
 
 
 def lead(seed: int) -> str:
-    """Return by how much the MXNorms lead at most after step 200, the least and the most."""
+    """Return the largest leads of the MXNorms after step 200: the least and the most."""
     return least_and_most(pd.Series([-apart(norm, seed).loc[200:].min() for norm in MXNORMS]), ".2f")
 
 

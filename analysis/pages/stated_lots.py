@@ -1,4 +1,4 @@
-"""The parts of the pages of sweeps whose rules were stated before: verdicts, and losses by arm or by learning rate.
+"""Make the parts of the pages of sweeps whose rules were stated before: verdicts, and losses by arm or learning rate.
 
 Before the runs their tables are missing, and the parts say so.
 """
@@ -30,7 +30,7 @@ PAIRED = "lr_sensitivity_paired"
 
 @cache
 def judged(name: str) -> list[Judged]:
-    """Return the claims whose page this is, with their verdicts."""
+    """Return the claims that this page describes, with their verdicts."""
     own = [claim for claims in DOCUMENTS.values() for claim in claims if claim.page == name]
     return [judge(claim, Tables(RESULTS)) for claim in own]
 
@@ -66,7 +66,7 @@ def finished(name: str) -> str:
 
 
 def arms(of: Question) -> str:
-    """Return a table of the arms: their mean loss, and its difference to bf16."""
+    """Return a table of the arms with their mean losses and differences from bf16."""
     runs = runs_of(of.sweep)
     if runs is None:
         return NOT_RUN
@@ -84,7 +84,7 @@ def arms(of: Question) -> str:
 
 
 def rounded_down() -> str:
-    """Return in how many pairs a run with scales rounded down ends above that with scales rounded up: '16 of 16'."""
+    """Return in how many pairs the run with scales rounded down ends above that with scales rounded up: '16 of 16'."""
     runs = runs_of(RECIPE.sweep)
     if runs is None:
         return NOT_RUN
@@ -94,7 +94,7 @@ def rounded_down() -> str:
 
 
 def by_rate(name: str) -> str:
-    """Return a table of the mean losses by learning rate and norm, and of what MXNorm loses against RMSNorm."""
+    """Return a table of the mean losses by learning rate and norm, and of MXNorm's loss minus RMSNorm's."""
     runs = runs_of(name)
     if runs is None:
         return NOT_RUN

@@ -1,4 +1,4 @@
-"""The parts of the page about figures 3, 8 and 11 of the instability paper: the last bin, the loss, initial weights."""
+"""Make the parts of the page about figures 3, 8 and 11 of the instability paper: last bin, loss, initial weights."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def arms() -> str:
 
 
 def count(*names: str) -> str:
-    """Return how many runs of these arms diverged, of all."""
+    """Return how many of all runs of these arms diverged."""
     return counted(pd.concat([ARMS[name]() for name in names]))
 
 
@@ -95,12 +95,12 @@ def up_at_the_end(name: str) -> str:
 
 
 def less(name: str, other: str) -> str:
-    """Return how much more often the one arm diverges than the other, by data seeds that both have."""
+    """Return how much more often one arm diverges than the other, over the data seeds that both have."""
     return shown(replicas.difference(ARMS[name](), ARMS[other]()))
 
 
 def final(names: Sequence[str]) -> str:
-    """Return the least and the most over these arms of the median final loss of runs that do not diverge."""
+    """Return the least and the most, over these arms, of the median final loss of runs that do not diverge."""
     medians = [own.loc[~own["open"] & ~(own["diverged"] > 0), "loss"].median() for own in (ARMS[n]() for n in names)]
     return " to ".join(dict.fromkeys(f"{value:.4f}" for value in (min(medians), max(medians))))
 
@@ -132,7 +132,7 @@ def full_and_lost(name: str) -> str:
 
 
 def never_full(name: str) -> str:
-    """Return at which steps those diverge that never have most gains in the last bin."""
+    """Return the steps at which those runs diverge that never have most gains in the last bin."""
     runs = ARMS[name]().set_index(REPLICA)
     odd = runs.loc[~runs.index.isin(filling(name)[0].index), "outcome.diverged_at"]
     return " and ".join(f"{step:,.0f}" for step in sorted(odd))
@@ -150,7 +150,10 @@ def mean_gain(name: str, step: int) -> str:
 
 
 def all_full_from_to() -> str:
-    """Return the first and the last step at which every block of every run of the text's has most gains there."""
+    """Return the first and the last step at which every block has most gains in the last bin.
+
+    This holds for every run with the text's teacher.
+    """
     found = last_bin().merge(ARMS[TEXT]()[REPLICA])
     least = found.filter(regex=r"\.norm\.weight/floor/overflow_fraction$").min(axis=1).groupby(found["step"]).min()
     at = least.index[least >= prestated.FILLED]
@@ -158,7 +161,7 @@ def all_full_from_to() -> str:
 
 
 def largest_rise(name: str) -> str:
-    """Return by how much a loss is above its best so far, at most."""
+    """Return by how much a loss exceeds its best so far, at most."""
     found = rows_of("metrics", "overflow").merge(ARMS[name]()[REPLICA]).sort_values("step")
     return f"{100 * ((found['loss'] / found.groupby(REPLICA)['loss'].cummin()).max() - 1):.1f} %"
 
@@ -217,7 +220,7 @@ def before(step: int) -> str:
 
 
 def with_more_fp32() -> str:
-    """Return where the interval with KL would end if FP32 had three times as many runs, all of which diverged."""
+    """Return where the interval with KL would end if FP32 had three times as many runs, and all of these diverged."""
     claim, found = next(iter(findings(8).items()))
     runs = prestated.without_open(lot("loss"))
     ours, theirs = (runs.loc[prestated.chosen(runs, arm), "diverged"].dropna() for arm in (claim.arm, claim.baseline))
@@ -227,7 +230,7 @@ def with_more_fp32() -> str:
 
 
 def not_stable(name: str) -> pd.DataFrame:
-    """Return an arm's runs with those that are up at the end as diverged."""
+    """Return an arm's runs, with those that are up at the end counted as diverged."""
     runs = ARMS[name]()
     return runs.assign(diverged=((runs["diverged"] > 0) | runs["open"]).astype(float))
 

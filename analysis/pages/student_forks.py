@@ -1,4 +1,4 @@
-"""The parts of the students' page about forks: what helps once a run is on its way."""
+"""Make the parts of the students' page about forks: which interventions still help once a run is about to diverge."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def interventions() -> str:
 
 
 FIRST = "0.88"
-REMEDIES = ("fp32", "gain_fp32", "norm_fp32", "rceil")  # of which one cannot tell
+REMEDIES = ("fp32", "gain_fp32", "norm_fp32", "rceil")  # whether they help cannot be told
 SOON = 20  # steps after the switch
 PARENT_STEPS = 9000
 
@@ -63,7 +63,7 @@ def some_diverge() -> str:
 
 
 def after_the_switch() -> pd.Series:
-    """Return of each divergence with one of the remedies how many steps after the switch it comes."""
+    """Return how many steps after the switch each divergence with one of the remedies comes."""
     forks = pd.concat([at(FIRST, name) for name in REMEDIES])
     return (forks["diverged_at"] - forks["step"]).dropna()
 
@@ -74,7 +74,7 @@ def to_go() -> pd.Series:
 
 
 def same_bits() -> str:
-    """Return how many forks with nothing changed equal their parents, to the fork's end or to the parent's."""
+    """Return how many unchanged forks equal their parents up to the fork's or the parent's end."""
     runs = rows_of("runs", "interventions").set_index("fingerprint")["config.steps"]
     control = forks().query("intervention == 'none'")
     longest = control["fingerprint"].map(runs).clip(upper=PARENT_STEPS - control["step"])

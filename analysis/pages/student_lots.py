@@ -1,6 +1,6 @@
-"""The parts of the pages about students whose claims were stated before their runs: results/prestated.md.
+"""Make the parts of the pages about students whose claims were stated before their runs: results/prestated.md.
 
-Their verdicts leave out runs that are up at the end, as was stated; the counts of arms are of all runs.
+Their verdicts leave out runs that are up at the end, as was stated. The counts of arms are of all runs.
 """
 
 from __future__ import annotations

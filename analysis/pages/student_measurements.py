@@ -1,4 +1,4 @@
-"""The parts of the students' page about what was measured on the way: gradient bias, sharpness, the last bin."""
+"""Make the parts of the students' page about measurements in training: gradient bias, sharpness, the last bin."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def gradient_bias() -> str:
 
 
 def before(runs: pd.DataFrame, frame: pd.DataFrame, column: str) -> str:
-    """Return the median over replicas of each one's median before its divergence, with the least and the most."""
+    """Return each replica's median before its divergence: the median over replicas, with the least and the most."""
     found = frame.merge(runs[[*REPLICA, "outcome.diverged_at"]]).dropna(subset=column).sort_values("step")
     return measures.cells(found, column)[0]
 
@@ -157,7 +157,7 @@ def ranged(quantity: str, arms: Sequence[str], form: str, *places: str) -> str:
 
 
 def times(quantity: str, arms: Sequence[str], place: str, others: Sequence[str], other: str) -> str:
-    """Return how many times as large medians are as others: '30 to 34'."""
+    """Return the ratio of some medians to others: '30 to 34'."""
     return least_and_most(medians(quantity, arms, place) / medians(quantity, others, other), ".0f")
 
 
@@ -182,7 +182,7 @@ def lost(*names: str) -> str:
 
 ADAM, HESSIAN = "sharpness preconditioned", "sharpness hessian"
 SAME, COUPLED = "gradient_bias model/ratio", "coupled_gradient_bias model/ratio"
-LIMIT = 2  # of gradient descent
+LIMIT = 2  # the limit of gradient descent
 
 MEASUREMENTS: Parts = {
     "gradient bias": gradient_bias,

@@ -1,4 +1,4 @@
-"""The parts of the page about what makes students diverge, from the tables of its sweeps; fractions are of all runs."""
+"""Make the parts of the page about what makes students diverge, from its sweeps' tables. Fractions are of all runs."""
 
 from __future__ import annotations
 
@@ -65,14 +65,17 @@ def grid_pairs(one: str, other: str) -> pd.DataFrame:
 
 
 def alone(precision: str, rate: str) -> str:
-    """Return of how many pairs with FP32 the one alone diverges, and the other: '6 to 2'."""
+    """Return in how many pairs with FP32 only this precision diverges, and in how many only FP32: '6 to 2'."""
     pairs = grid_pairs(precision, "fp32").xs(rate, level="rate")
     less = pairs["one"] - pairs["other"]
     return f"{(less > 0).sum()} to {(less < 0).sum()}"
 
 
 def by_size(one: str, other: str = "fp32") -> str:
-    """Return in how many sizes the one diverges more often, and less: '6 sizes and less often in 0 (p = 0.03)'."""
+    """Return in how many sizes the first diverges more often, and in how many less often.
+
+    For example: '6 sizes and less often in 0 (p = 0.03)'.
+    """
     means = grid_pairs(one, other).groupby(level=[0, 1]).mean()
     more, less = (int((part > 0).sum()) for part in (means["one"] - means["other"], means["other"] - means["one"]))
     return f"{more} sizes and less often in {less} (p = {stats.binomtest(more, more + less).pvalue:.2g})"
@@ -94,7 +97,7 @@ def speed() -> str:
 
 
 def same_losses() -> str:
-    """Return the least number of steps for which the first replica's losses are those of every other size of stack."""
+    """Return for how many steps, at least, the first replica's losses equal those of every other size of stack."""
     return f"{min(one['equal_steps'] for one in rows('student_teacher_speed')):,}"
 
 

@@ -1,4 +1,4 @@
-"""The parts of the pages about the price of a training step, from the JSON of benchmarks."""
+"""Make the parts of the pages about the cost of a training step, from the JSON of benchmarks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.pages.marks import Parts, benchmark, least_and_most, row, rows
 from mxstudy.results import markdown
 
-STEPS = {  # arms of the benchmark, as the page calls them
+STEPS = {  # {arm of the benchmark: its name on the page}
     "bf16": "bf16",
     "bf16, fused": "bf16, in the same kernels",
     "bf16, inductor": "bf16 as PyTorch compiles it",
@@ -31,18 +31,18 @@ STEPS = {  # arms of the benchmark, as the page calls them
     "plain sr_rht_2d, rmsnorm": "MXFP8 with all three, compiled from plain PyTorch, RMSNorm",
     "sr_rht_2d, rmsnorm": "MXFP8 with all three, RMSNorm",
 }
-READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # of the GPU
+READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # readings of the GPU
 FUSED = "train_step_fused_llama_1b"  # with every arm in the fused blocks
 SIZES = ("llama_125m", "llama_1b", "llama_125m_small", "llama_1b_small")
 
 
 def baseline(name: str) -> str:
-    """Return the arm that the others are compared with; older files do not name it."""
+    """Return the arm that the others are compared with. Older files do not name it."""
     return str(benchmark(name)["settings"].get("baseline", "bf16"))
 
 
 def step_of(size: str) -> str:
-    """Return the table of a size; files since there are readings of the GPU have a column for each."""
+    """Return the table of a size. Files with readings of the GPU have a column for each."""
     name = f"train_step_{size}"
     settings = benchmark(name)["settings"]
     small = f", FFN {settings['ffn']}, vocabulary {settings['vocabulary']:,}" if size.endswith("_small") else ""
@@ -75,7 +75,7 @@ def plus_minus(value: float, spread: float, digits: int) -> str:
 
 
 def of_steps(kind: str, column: str) -> str:
-    """Return the least and the most of a column over the four sizes, of the arms whose names begin with `kind`."""
+    """Return the least and the most of a column over the four sizes, for the arms whose names begin with `kind`."""
     found = [one[column] for size in SIZES for one in rows(f"train_step_{size}") if one["arm"].startswith(kind)]
     return least_and_most(pd.Series(found), ".2f")
 
@@ -91,7 +91,7 @@ def of_settings(name: str, form: str, unit: float = 1) -> str:
 
 
 def whole_step(name: str, arm: str) -> dict[str, float]:
-    """Return the GPU time in ms and the number of kernels of a step; bf16 is the baseline."""
+    """Return the GPU time in ms and the number of kernels of a step. bf16 is the baseline."""
     kernels = benchmark(name)["settings"]["kernels"][baseline(name) if arm == "bf16" else arm]
     (whole,) = (one for one in kernels if one["kernel"] == "all")
     return dict(whole)
@@ -111,7 +111,7 @@ def idle() -> str:
 
 
 def gpu_times() -> str:
-    """Return a table of the GPU time of a step of each arm, and of that time over two others."""
+    """Return a table of each arm's GPU time of a step, and of that time divided by two others."""
     times = {arm: whole_step(FUSED, arm)["ms"] for arm in benchmark(FUSED)["settings"]["kernels"]}
     bases = (baseline(FUSED), "mxfp8, rmsnorm")
     cells = [(STEPS[arm], f"{ms:.1f}", *(f"{ms / times[base]:.3f}" for base in bases)) for arm, ms in times.items()]
@@ -209,7 +209,7 @@ def of_weight() -> str:
 
 
 def of_all_steps(column: str, form: str) -> str:
-    """Return the least and the most over all steps with MXFP8 of a column."""
+    """Return the least and the most of a column over all steps with MXFP8."""
     parts = benchmark("recipe_ingredients")["train_step"].values()
     found = pd.Series([one[column] for part in parts for one in part["rows"] if one["arm"] != "bf16"])
     return " to ".join(dict.fromkeys(least_and_most(found, form).split(" to ")))
@@ -291,13 +291,13 @@ def apart(precision: str, gpus: int) -> str:
 
 
 def with_the_second(precision: str) -> float:
-    """Return the share of what eight GPUs lose that two lose."""
+    """Return which share of eight GPUs' loss two GPUs lose already."""
     two, eight = (1 - case(HERE, precision, gpus)["efficiency"] for gpus in (2, 8))
     return float(two / eight)
 
 
 def spreads() -> str:
-    """Return the spread of a step of several GPUs in percent of it, the least and the most."""
+    """Return the spread of a step of several GPUs in percent of the step: the least and the most."""
     found = [one["spread_ms"] / one["step_ms"] for one in rows(HERE) if one["model"] == "llama_1b" and one["gpus"] > 1]
     return least_and_most(100 * pd.Series(found), ".1f") + " %"
 

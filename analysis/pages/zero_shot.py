@@ -1,4 +1,4 @@
-"""The parts of the page about zero-shot evaluation, from the answers to every question."""
+"""Make the parts of the page about zero-shot evaluation, from the answers to every question."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mxstudy import results
 QUESTION = ["task", "form", "group", "document", "gold"]
 SEEDS = (0, 1)
 OF_AVERAGE = "average of 9"
-CHANCE = {  # percent, by the number of options
+CHANCE = {  # {task: percent, by the number of options}
     **dict.fromkeys(("arc_challenge", "arc_easy", "hellaswag", "mmlu", "openbookqa"), "25"),
     **dict.fromkeys(("boolq", "piqa", "winogrande"), "50"),
     "csqa": "20",
@@ -32,7 +32,7 @@ def scores(seed: int) -> pd.DataFrame:
 
 @cache
 def bits(seed: int, norm: str) -> pd.Series:
-    """Return the bits per character of each question with options of its own in cloze form."""
+    """Return the bits per character of each question that has its own options, in cloze form."""
     samples = rows_of("samples", f"olmes_seed{seed}")
     (run,) = scores(seed).loc[scores(seed)["norm"] == norm, "fingerprint"].unique()
     own = samples[(samples["fingerprint"] == run) & (samples["form"] == "cf") & (samples["task"] == samples["group"])]
@@ -115,13 +115,16 @@ def every_task() -> str:
 
 
 def guessed() -> str:
-    """Return what share of BoolQ's questions has its more frequent answer."""
+    """Return the share of BoolQ's questions that have its more frequent answer."""
     samples = rows_of("samples", "olmes_seed0").query("task == 'boolq'")
     return f"{100 * samples['gold'].value_counts(normalize=True).max():.1f} %"
 
 
 def of_boolq(axis: int) -> str:
-    """Return the largest difference of BoolQ's bits between two norms of a seed (0), or two seeds of a norm (1)."""
+    """Return the largest difference of BoolQ's bits between two models.
+
+    They differ in the norm (axis 0) or in the seed (axis 1).
+    """
     own = pd.DataFrame(
         {
             seed: scores(seed).query("task == 'boolq' and form == 'cf'").set_index("norm")["bits_per_char"]

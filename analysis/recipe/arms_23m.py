@@ -1,8 +1,8 @@
-"""State, before the runs, what of the MXFP8 recipe a 23M Llama can show: arms, margins and what decides.
+"""State, before the runs, what a 23M Llama can show about the MXFP8 recipe: arms, margins and what decides.
 
-The sweep is `recipe_23m`; `recipe_23m_again` asks most of it again, of seeds that the first has not seen. What is
-compared is the loss on the validation split at the end, in nats, paired by seeds. The claims of one figure hold
-together: their intervals are corrected by their number.
+The sweep is `recipe_23m`. `recipe_23m_again` repeats most of it with seeds that the first has not seen. The compared
+number is the loss on the validation split at the end, in nats, paired by seeds. The claims of one figure hold together:
+their intervals are corrected by their number.
 """
 
 from __future__ import annotations

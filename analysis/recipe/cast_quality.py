@@ -23,7 +23,7 @@ from mxstudy.results import legend
 
 RULES = {"floor": "#D55E00", "ceil": "#E69F00", "even": "#56B4E9", "rceil": "#0072B2", "E4M3": "#009E73"}
 SHIFTS = {"floor": -0.27, "ceil": -0.09, "even": 0.09, "rceil": 0.27, "E4M3": 0.0}  # horizontal offset of the points
-ROUNDINGS = {  # (rounding, pre_round) -> marker, name
+ROUNDINGS = {  # {(rounding, pre_round): marker, name}
     ("even", False): ("o", "half to even"),
     ("away", True): ("^", "bf16 first, half away"),
 }
@@ -36,7 +36,7 @@ TITLES = {
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Draw one row per quantity and one column per input; x: format, colour: scale rule, marker: rounding."""
+    """Draw one row per quantity and one column per input. x: format, colour: scale rule, marker: rounding."""
     figure, panels = plt.subplots(3, len(TITLES), figsize=(TWO_COLUMNS, 5.2), sharex=True, sharey="row")
     formats = list(dict.fromkeys(rows["format"]))
     for (gain, sqnr, last_bin), (name, title) in zip(panels.T, TITLES.items(), strict=True):
@@ -69,7 +69,7 @@ def series(rows: pd.DataFrame, formats: list[str]) -> list[tuple[dict[str, Any],
 
 
 def in_percent(axes: Axes, label: str, limits: tuple[float, float]) -> None:
-    """Make the axis logarithmic above 0.1 % and below -0.1 %, linear between."""
+    """Make the axis logarithmic above 0.1 % and below -0.1 %, and linear between."""
     axes.set_yscale("symlog", linthresh=0.1)
     axes.set(ylabel=label, ylim=limits)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

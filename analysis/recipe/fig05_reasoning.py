@@ -1,7 +1,7 @@
 """Scores over training: MMLU (left) and the average of nine tasks (right), by tokens (MXFP8 recipe, figure 5, bottom).
 
-Lines: means over seeds; bands: from the lowest to the highest seed. Dashed: one who guesses. From trainings that were
-evaluated as they ran, with +evaluation=reasoning and evaluation.every_steps.
+Lines: means over seeds; bands: from the lowest to the highest seed. Dashed: the score of guessing. The runs must have
+been evaluated as they trained, with +evaluation=reasoning and evaluation.every_steps.
 
 python -m analysis.recipe.fig05_reasoning --runs runs/mxfp8_vs_bf16
 """
@@ -17,7 +17,7 @@ from analysis.command import command
 from analysis.style import TWO_COLUMNS, caption, figure_parser, load_chosen, plt, save
 from mxstudy.results import curves_of, draw_arm, in_tokens, legend
 
-# The names of the scores in an evaluation -> what they are, and the key of their shots.
+# {name of a score in an evaluation: what it is, and the key of its shots}
 PANELS = {
     "mmlu.mcf": ("MMLU", "config.evaluation.task_shots.mmlu"),
     "average_of_9.cf": ("average of nine tasks", "config.evaluation.shots"),
@@ -27,8 +27,8 @@ PANELS = {
 def draw(runs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
     """Draw the figure.
 
-    `rows`: fingerprint, tokens, and of each of PANELS NAME/score and NAME/chance. Raises ValueError if no run has one
-    of these, if runs were asked with different numbers of shots, or if two runs of an arm have equal seeds.
+    `rows` have fingerprint, tokens, and for each of PANELS NAME/score and NAME/chance. Raises ValueError if no run has
+    one of these, if runs were asked with different numbers of shots, or if two runs of an arm have equal seeds.
     """
     figure, panels = plt.subplots(1, len(PANELS), figsize=(TWO_COLUMNS, 2.4))
     for axes, (name, (words, key)) in zip(panels, PANELS.items(), strict=True):

@@ -1,8 +1,8 @@
 """Cost of a training step in emulated MX formats relative to bf16: time and peak memory, one colour per model.
 
 Time: medians over rounds, with half the interquartile range. Dashed line: the baseline, bf16 in the same kernels, or in
-older files module by module. bf16, inductor: as compiled by PyTorch; mxfp8, mxfp4: our kernels; plain: the same
-computed module by module, compiled by PyTorch; torchao: its MXTensor.
+older files module by module. bf16, inductor: compiled by PyTorch; mxfp8, mxfp4: our kernels; plain: the same arithmetic
+module by module, compiled by PyTorch; torchao: its MXTensor.
 
 python -m analysis.recipe.train_step_cost --runs runs/train_step.json
 """
@@ -20,14 +20,14 @@ from analysis.style import TWO_COLUMNS, colors, make_figure, plt
 from mxstudy.results import legend
 
 COSTS = {"over_bf16": "step, over bf16", "peak_over_bf16": "peak memory, over bf16"}
-OLDER_BASELINE = "bf16"  # of files that name none: module by module
+OLDER_BASELINE = "bf16"  # the baseline of files that name none: module by module
 
 
 def draw(rows: pd.DataFrame) -> Figure:
     """Draw the figure.
 
-    `rows`: arm, over_bf16, over_bf16_spread, peak_over_bf16 (None on CPU), setting.model, .ffn, .vocabulary and
-    .baseline, an arm's name.
+    `rows` have arm, over_bf16, over_bf16_spread, peak_over_bf16 (None on CPU), setting.model, .ffn, .vocabulary, and
+    .baseline, which is an arm's name.
     """
     baselines = rows.get("setting.baseline", pd.Series(OLDER_BASELINE, rows.index)).fillna(OLDER_BASELINE)
     arms = [*dict.fromkeys(rows["arm"][rows["arm"] != baselines])]

@@ -31,7 +31,7 @@ the replicas that have one. Final loss: median and quartiles; losses that are no
 
 
 def ended(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the replicas of the ended stacks, with columns `diverged`, 1 or 0, and `open`, bool.
+    """Return the replicas of the ended stacks, with columns `diverged` (1 or 0) and `open` (bool).
 
     Raises ConfigError if the runs are not of students.
     """
@@ -80,7 +80,7 @@ def ranked(words: Sequence[str]) -> dict[str, float]:
 
 
 def table(runs: pd.DataFrame, arms: pd.Series) -> str:
-    """Return Markdown with one line per arm; `runs`: from `ended`."""
+    """Return Markdown with one line per arm. `runs` are from `ended`."""
     rows = ([arm, *cells(runs[arms == arm])] for arm in sorted_arms(arms))
     return results.markdown(COLUMNS, rows, left=["arm"]) + f"\n\n{LEGEND}\n"
 
@@ -116,7 +116,7 @@ MIXED = "cannot tell (mixed code)"
 class Difference(NamedTuple):
     """A difference of two fractions that diverged, -1 to 1, with its 95 % interval over `units` data seeds.
 
-    `is_mixed`: its runs are of different code, so that no verdict is made from it.
+    `is_mixed` says that its runs are of different code, so that no verdict is made from it.
     """
 
     value: float
@@ -141,11 +141,11 @@ class Difference(NamedTuple):
 def difference(
     runs: pd.DataFrame, baseline: pd.DataFrame, cells: Sequence[str] = (), level: float = CONFIDENCE
 ) -> Difference | None:
-    """Return how much more often `runs` diverged than `baseline`; None if they share no data seed.
+    """Return how much more often `runs` diverged than `baseline`, or None if they share no data seed.
 
-    All runs count. The replicas of a data seed share teacher and batches and are averaged first, in each of `cells`,
-    columns with what else differs among the runs; a data seed's cells that both have are averaged. Raises ValueError if
-    two replicas of one cell have the same seeds.
+    All runs count. The replicas of a data seed share teacher and batches, and are averaged first in each cell: `cells`
+    are columns with what else differs among the runs. Then a data seed's cells that both have are averaged. Raises
+    ValueError if two replicas of one cell have the same seeds.
     """
     parts = [part.assign(diverged=(part["diverged"] > 0).astype(float)) for part in (runs, baseline)]
     for part in parts:
@@ -163,7 +163,7 @@ def difference(
 def of_units(
     units: pd.Series, outcomes: tuple[pd.Series, pd.Series], level: float, runs: Sequence[pd.DataFrame]
 ) -> Difference:
-    """Return the difference of which these are the units; `outcomes`: of each of the `runs` of both arms."""
+    """Return the difference that has these units. `outcomes` are those of each of the `runs` of both arms."""
     low, high = Effect(units, outcomes=outcomes).interval(level)
     is_mixed = results.mixed_code(pd.concat(runs)) is not None
     return Difference(float(units.mean()), low, high, len(units), is_mixed)

@@ -22,7 +22,7 @@ QUANTILES = (0.25, 0.5, 0.75)
 BASELINES = ("fp32", "bf16")
 THIN: dict[str, Any] = {"linewidth": 0.4, "alpha": 0.55}
 BAND, LOST, END = "middle half of the replicas", "diverged replica", "no longer finite"
-LINE = 7.5  # points from a line of notes to the next
+LINE = 7.5  # points from one line of notes to the next
 HEADROOM = 100.0  # the axis ends at this multiple of the highest loss at the start
 
 
@@ -41,7 +41,10 @@ def losses_by_replica(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def bins(values: pd.DataFrame) -> np.ndarray:
-    """Return, for each row, the first step of its point; points have an odd number of rows, so medians are exact."""
+    """Return, for each row, the first step of its point.
+
+    Points have an odd number of rows, so medians are exact.
+    """
     steps = values.index.to_numpy()
     size = -(-len(steps) // POINTS) | 1
     return np.asarray(steps[np.arange(len(steps)) // size * size])
@@ -84,7 +87,7 @@ def loss_lines(
 ) -> None:
     """Draw the losses of each arm's replicas (from `students.arms.ended`), and above them how many diverged.
 
-    The baselines FP32 and bf16 are dashed and on top. `counted`: all replicas of each arm, if only some are drawn.
+    The baselines FP32 and bf16 are dashed and on top. `counted` are all replicas of each arm, if only some are drawn.
     """
     for place, (name, runs) in enumerate(arms.items()):
         losses = losses_by_replica(metrics.merge(runs[REPLICA]))
@@ -126,7 +129,7 @@ def grid(
 ) -> tuple[Figure, np.ndarray]:
     """Return a figure and its panels, with the columns' names above and the rows' names at the right.
 
-    `notes`: lines of text above each panel.
+    `notes` is the number of lines of text above each panel.
     """
     size = (TWO_COLUMNS if len(columns) > 1 else ONE_COLUMN, 0.75 + (height + 0.1 * notes) * len(rows))
     figure, panels = plt.subplots(len(rows), len(columns), figsize=size, squeeze=False, sharex=True, **shared)

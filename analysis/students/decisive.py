@@ -1,10 +1,10 @@
 """How often each arm diverged, its differences from two baselines and a reference, and each factor's main effect.
 
 Diverged: the loss stays over 10 times its best for more than 500 steps; of all replicas, by 500 steps before the end.
-Left: fractions with Wilson's 95 % intervals. Right of it: differences over the same data seeds, whose replicas are
-averaged first, with 95 % intervals; filled if the interval excludes 0, otherwise hollow. The reference is MXFP8 with
-LayerNorm, gain in bf16, ties to even and scales by floor; every control differs from it in one thing. Bottom: main
-effects, averaged over all combinations of the other factors; their intervals, too, are over data seeds.
+Left: fractions with Wilson's 95 % intervals. Middle: differences over the same data seeds, whose replicas are averaged
+first, with 95 % intervals; filled if the interval excludes 0, otherwise hollow. The reference is MXFP8 with LayerNorm,
+gain in bf16, ties to even and scales by floor; every control differs from it in one thing. Bottom: main effects,
+averaged over all combinations of the other factors; their intervals, too, are over data seeds.
 
 python -m analysis.students.decisive --runs runs/decisive
 """
@@ -25,8 +25,8 @@ from analysis.students.arms import Difference, column_of, difference, ended, of_
 from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 from mxstudy import results
 
-PRECISION, NORM = "mxfp8", "layernorm_bias"  # of the factorial arms
-FACTORS = {  # name -> field, reference level, other levels
+PRECISION, NORM = "mxfp8", "layernorm_bias"  # those of the factorial arms
+FACTORS = {  # {name: field, reference level, other levels}
     "gain": ("student.gain", "bf16", ("mx", "fp32")),
     "rounding": ("precision.rounding", "even", ("away",)),
     "scale rule": ("precision.scale_rule", "floor", ("rceil",)),
@@ -66,7 +66,7 @@ def fractions(runs: pd.DataFrame) -> Interval:
 def less(runs: pd.DataFrame, baseline: str) -> Callable[[pd.DataFrame], Interval | None]:
     """Return a function of an arm's replicas with one teacher: their difference from the baseline with that teacher.
 
-    It returns None for the baseline itself, and if the baseline has no such replicas.
+    The function returns None for the baseline itself, and if the baseline has no such replicas.
     """
 
     def of(own: pd.DataFrame) -> Interval | None:
@@ -95,7 +95,7 @@ def effects(runs: pd.DataFrame) -> dict[str, dict[str, Difference | None]]:
 
 
 def draw(runs: pd.DataFrame) -> Figure:
-    """Draw the figure. `runs`: from `with_factors`. Raises ValueError if two replicas of an arm have equal seeds."""
+    """Draw the figure. `runs` are from `with_factors`. Raises ValueError if two replicas of an arm have equal seeds."""
     arms, main = list(dict.fromkeys(runs["arm"])), effects(runs)
     above, below = 0.6 + 0.19 * len(arms), 0.7 + 0.28 * len(main)
     figure = plt.figure(figsize=(TWO_COLUMNS, above + below))
@@ -120,7 +120,7 @@ def draw(runs: pd.DataFrame) -> Figure:
 
 
 def forest(axes: Axes, rows: Mapping[str, Mapping[str, Interval | None]], zero: bool) -> None:
-    """Draw one row per entry, from the top, one mark per interval; with `zero`, hollow if the interval contains 0."""
+    """Draw one row per entry from the top, and one mark per interval, hollow with `zero` if the interval contains 0."""
     for place, intervals in enumerate(rows.values()):
         for offset, (name, interval) in zip(np.linspace(-0.22, 0.22, len(intervals)), intervals.items(), strict=True):
             if interval is None:

@@ -1,7 +1,7 @@
 """Losses of students over training, one panel per arm and one colour per precision.
 
 Lines: medians over replicas. Bands: their middle half. Thin lines: the replicas that diverged, with a cross where they
-stop being finite; above each panel, how many did.
+stop being finite. Their number is above each panel.
 
 python -m analysis.students.losses --runs runs/loss --columns loss
 """
@@ -25,7 +25,10 @@ UNITS = {"mse": "mean squared error", "kl": "KL divergence, nats"}
 def draw(
     runs: pd.DataFrame, metrics: pd.DataFrame, columns: Sequence[str], rows: Sequence[str], lines: Sequence[str]
 ) -> Figure:
-    """Draw the figure. `runs`: from `students.arms.ended`. Raises ValueError for a key that the runs do not have."""
+    """Draw the figure. `runs` are from `students.arms.ended`.
+
+    Raises ValueError for a key that the runs do not have.
+    """
     column, row, line = (named(runs, keys) for keys in (columns, rows, lines))
     units = runs["config.loss"].map(UNITS)
     one_unit = units.nunique() == 1

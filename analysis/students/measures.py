@@ -29,9 +29,9 @@ measured before it; by chance, this is one of 21."""
 
 @dataclass(frozen=True)
 class Row:
-    """A row of panels. `lines`: name -> column of `frame` and colour. `levels`: name -> constant, at most two.
+    """A row of panels. `lines` is {name: (column of `frame`, colour)}. `levels` is {name: constant}, at most two.
 
-    `thin`: whether each diverged replica has its own thin line.
+    `thin` says whether each diverged replica has its own thin line.
     """
 
     title: str
@@ -51,7 +51,7 @@ def draw(
 ) -> Figure:
     """Draw medians over replicas with bands around them, and the losses at the bottom.
 
-    `everyone`: all replicas, which are counted, if only some are drawn.
+    `everyone` are all replicas, which are counted, if only some are drawn.
     """
     names, everyone = sorted_arms(arms[runs.index]), runs if everyone is None else everyone
     figure, panels = grid([""] * (len(rows) + 1), names, 1.35, sharey="row")
@@ -131,7 +131,7 @@ def around_divergence(runs: pd.DataFrame, rows: pd.DataFrame, steps: int) -> pd.
 def make_measures(
     name: str, shows: str | None, arguments: Sequence[str] | None, rows_of: Any, keys: Sequence[str], *probes: str
 ) -> None:
-    """Run the whole command of a script: `rows_of` makes the figure's rows from one frame per probe of `probes`."""
+    """Run the whole command of a script. `rows_of` makes the figure's rows from one frame per probe of `probes`."""
     options = figure_parser(name, shows)
     options.add_argument("--columns", nargs="+", default=[*keys], metavar="KEY", help="groups or fields of each arm")
     around = "draw only diverged replicas, this many steps before and after the divergence, which becomes step 0"

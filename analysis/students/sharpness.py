@@ -1,9 +1,9 @@
 """Sharpness relative to the stability bound of the learning rate, above the loss (instability paper, B.2, Eq. 10).
 
-Learning rate times the largest eigenvalue of the FP32 loss's Hessian, and of the Hessian preconditioned by Adam's
-sqrt(v). Dotted, dash-dotted: limits above which gradient descent (2) and Adam with its default beta1 (38; Cohen et al.
-2022) are unstable along that direction. Below: the left side of Eq. 10; above 1, the paper's bound is violated. Lines:
-medians over replicas; bands: their middle half. Thin lines: replicas that diverged.
+It is the learning rate times the largest eigenvalue of the FP32 loss's Hessian, and of the Hessian preconditioned by
+Adam's sqrt(v). Dotted, dash-dotted: limits above which gradient descent (2) and Adam with its default beta1 (38; Cohen
+et al. 2022) are unstable along that direction. Below: the left side of Eq. 10; above 1, the paper's bound is violated.
+Lines: medians over replicas; bands: their middle half. Thin lines: replicas that diverged.
 
 python -m analysis.students.sharpness --runs runs/gradient_bias
 """

@@ -68,7 +68,7 @@ def parse(loader: ConfigLoader, line: str) -> Override:
 
 
 def first_value(line: str) -> tuple[str, Any]:
-    """Return key and value of an override, of a sweep the first value; raises HydraException or ValueError.
+    """Return key and value of an override, or of a sweep the first value. Raises HydraException or ValueError.
 
     Why: Hydra finds an empty or endless sweep only when it composes, and then names neither key nor line.
     """
@@ -95,7 +95,7 @@ class Remembered:
     def __init__(self, repository: Any) -> None:
         self.repository = repository
         self.loaded: dict[str, Any] = {}
-        self.names: dict[str, str] = {}  # what the defaults list of each file holds
+        self.names: dict[str, str] = {}  # {file: what its defaults list holds}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.repository, name)
@@ -104,7 +104,7 @@ class Remembered:
         return self
 
     def initialize_sources(self, config_search_path: Any) -> None:
-        """Forget the files that were read, because the search path may be another now."""
+        """Forget the files that were read, because the search path may have changed."""
         self.loaded.clear()
         self.names.clear()
         self.repository.initialize_sources(config_search_path)
@@ -123,9 +123,9 @@ def stands_alone(loader: ConfigLoader, group: str, choice: str) -> bool:
     For choices of several such groups, each section is the one that its choice has beside any choice of the others.
 
     Why: Hydra composes each combination of choices anew. It merges the files of a defaults list in order, so a section
-    depends only on the files that put values into it. Of a choice, these are a file without a package and, by its
-    defaults list, files beside it: no other group, no override. A name in any such list that refers to another choice
-    ends this; so may a loader of another class.
+    depends only on the files that put values into it. For a choice that stands alone, these are a file without a
+    package and the files beside it that its defaults list names, without other groups or overrides. A choice does not
+    stand alone if such a list has a name that refers to another choice. With a loader of another class, none may.
     """
     files: Any = getattr(loader, "repository", None)
     if not isinstance(files, Remembered) or any("${" in names for names in files.names.values()):
@@ -153,7 +153,7 @@ class Family:
         self.compose, self.job, self.moved = compose, job, moved
         self.config, self.choices = compose(job)
         self.same = unmoved(self.config, moved)
-        self.others: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {}  # section of a choice, and what is the same
+        self.others: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {}  # a choice's section, and what of it stays
 
     def composed(
         self, job: Sequence[str], chosen: Mapping[str, str]
@@ -169,7 +169,7 @@ class Family:
                 try:
                     section, own = self.section(group, choice)
                 except (HydraException, OmegaConfBaseException):
-                    return *self.compose(job), {}  # which says what is wrong with this very job
+                    return *self.compose(job), {}  # says what is wrong with this job
                 with open_dict(self.config):
                     self.config[group] = section
                 self.choices = self.choices | {group: choice}

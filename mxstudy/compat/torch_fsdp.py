@@ -21,7 +21,7 @@ def allow_views() -> None:
     """Ignore FSDP2's warning that a sharded module returns a view, in this process and for good.
 
     Why: it warns about writing to that view, at every forward. Our views are the logits, and nobody writes to them.
-    There is no option for it, and a filter for the length of a step would be changed by the threads beside it.
+    There is no option for it, and other threads would change a filter that lasts for a step.
     """
     warnings.filterwarnings("ignore", VIEW_RETURNED)
 

@@ -242,7 +242,7 @@ class Gemms:
 
     @property
     def reads_forward(self) -> bool:
-        """Whether the backward needs the forward's quantised operands besides the unquantised ones."""
+        """Return whether the backward needs the forward's quantised operands besides the unquantised ones."""
         return any(cast.source == "forward" or cast.mask_clipped for _, cast in self.casts())
 
     def filled(self, settings: BlockCast) -> Gemms:

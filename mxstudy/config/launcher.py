@@ -86,7 +86,7 @@ class Slurm:
 
     @property
     def sbatch_options(self) -> dict[str, Any]:
-        """The options by name, with True for an option without a value."""
+        """Return the options by name, with True for an option without a value."""
         split = [option.removeprefix("--").partition("=") for option in self.sbatch]
         return {name: value if equals else True for name, equals, value in split}
 

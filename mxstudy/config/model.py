@@ -302,7 +302,7 @@ class Precision:
 
     @property
     def settings(self) -> BlockCast:
-        """The values that fill the fields that recipes leave open."""
+        """Return the values that fill the fields that recipes leave open."""
         return BlockCast(self.block_size, self.scale_rule, self.rounding, self.operand_pre_round, self.pad_blocks)
 
     def canonical(self) -> Mapping[str, Any]:

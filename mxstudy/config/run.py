@@ -293,12 +293,12 @@ class StudentTeacher(Run):
 
     @property
     def replicas(self) -> tuple[tuple[int, float], ...]:
-        """Seed and learning rate of each replica, in the stack's order."""
+        """Return seed and learning rate of each replica, in the stack's order."""
         return tuple((seed, lr) for lr in self.lrs for seed in self.seeds)
 
     @property
     def noise_streams(self) -> tuple[str, ...]:
-        """The names of the random streams of label noise; the noise of all of them is added to the targets."""
+        """Return the names of the random streams of label noise, all of which add to the targets."""
         if not self.label_noise:
             return ()
         drawn = "own_noise" if self.own_noise else "noise"

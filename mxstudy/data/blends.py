@@ -35,7 +35,7 @@ def identity(data: config.TrainingData, tokenizer: config.Tokenizer) -> dict[str
 
 
 def check_divided(identities: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError if a corpus has a text as a whole, and so trains on what another keeps of it for validation."""
+    """Raise ConfigError if a corpus trains on a whole text of which another corpus keeps a part for validation."""
     divided = {one["sha256"][0]: name for name, one in identities.items() if "split" in one}
     for name, one in identities.items():
         for sha256 in one["sha256"] if one["kind"] == "files" and "split" not in one else ():
@@ -101,7 +101,7 @@ def trained(tokenizer: config.Tokenizer, folder: Path) -> config.Tokenizer:
 
 @contextmanager
 def keys_of(data: config.TrainingData, name: str) -> Iterator[None]:
-    """Within the block, let a ConfigError about `data` name the key of that corpus, if it is one of a blend."""
+    """Let a ConfigError about `data` name, within the block, the key of that corpus, if it is one of a blend."""
     try:
         yield
     except ConfigError as error:

@@ -71,7 +71,7 @@ def build(data: config.Data, tokenizer: config.Tokenizer, origin: dict[str, Any]
 
 
 def tokenize(data: config.Data, tokenizer: Tokenizer, folder: Path, how: How) -> Partial:
-    """Tokenise the corpus into token files in `folder`; return the growing shards, complete but not yet finished."""
+    """Tokenise the corpus into token files in `folder`. Return the growing shards, complete but not yet finished."""
     dtype, source = dtype_of(tokenizer), source_of(data)
     partial = Partial(folder, source.parts, MAX_FILE_TOKENS * dtype.itemsize)
     if partial.location.rows:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mxstudy.data.content_hash import DIGEST_BYTES
 
-EMPTY = 0  # first word of an empty slot; the first word of a digest that begins with 64 zero bits is stored as 1
+EMPTY = 0  # the first word of an empty slot; the first word of a digest that begins with 64 zero bits is stored as 1
 FULLEST = 0.75  # largest share of slots in use
 MOVED_AT_ONCE = 2**20  # slots
 
@@ -23,7 +23,7 @@ class DigestSet:
         self.size = 0
 
     def add(self, digests: bytes) -> np.ndarray:
-        """Add n concatenated digests; return which were new, of equal ones only the first; bool [n]."""
+        """Add n concatenated digests. Return which were new, bool [n]; of equal ones only the first is."""
         keys = np.frombuffer(digests, np.uint64).reshape(-1, DIGEST_BYTES // 8)[:, :2].copy()
         keys[keys[:, 0] == EMPTY, 0] = 1
         _, firsts = np.unique(keys, axis=0, return_index=True)
@@ -35,7 +35,7 @@ class DigestSet:
         return new
 
     def put(self, keys: np.ndarray) -> np.ndarray:
-        """Store distinct keys, uint64 [n, 2]; return which were not there before, bool [n].
+        """Store distinct keys, uint64 [n, 2]. Return which were not there before, bool [n].
 
         Each key moves on from slot to slot until it finds itself or an empty slot that no later key claims.
         """

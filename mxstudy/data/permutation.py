@@ -22,7 +22,7 @@ def permute(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.nd
 
 
 def feistel(value: np.ndarray, half_bits: int, key: np.ndarray) -> np.ndarray:
-    """Permute 0..4**half_bits-1 by a Feistel network, one permutation per key; uint64 [n] in and out."""
+    """Permute 0..4**half_bits-1 by a Feistel network, one permutation per key, uint64 [n] in and out."""
     bits, mask = np.uint64(half_bits), np.uint64(2**half_bits - 1)
     left, right = value >> bits, value & mask
     for number in range(FEISTEL_ROUNDS):

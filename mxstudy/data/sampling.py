@@ -1,8 +1,8 @@
-"""Which corpus each sample of a training is taken from: a pure function of (data_seed, step, row), without state.
+"""Choose the corpus of each sample of a training: a pure function of (data_seed, step, row), without state.
 
 The samples of a phase are dealt like cards, from one deck after the other. A deck has each corpus's share of its cards,
 in an order that the data seed draws; over the whole phase the shares are exact. A corpus counts the samples that it has
-given, and goes on counting in the next phase, so that none is repeated before all were taken once.
+given, and continues to count in the next phase, so that none is repeated before all were taken once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mxstudy.data.permutation import permute
 from mxstudy.reader import key_in, require
 
 DECK, LARGEST_DECK = 2**12, 2**21  # samples; a phase's last deck is up to twice as large
-CARDS = 2  # of each corpus in a deck, at least: fewer could be rounded to a negative number
+CARDS = 2  # the least number of each corpus in a deck: fewer could be rounded to a negative number
 KEPT = 2  # decks: a batch may begin in one and end in the next
-LAST_KEY = 2**64 - 1  # decks are keyed downwards from here, and so never as an epoch of a corpus
+LAST_KEY = 2**64 - 1  # decks are keyed downwards from here, so they never share a key with a corpus's epoch
 
 
 class Sampling:
@@ -35,9 +35,9 @@ class Sampling:
     def __init__(self, blend: Blend, steps: int, batch_size: int, data_seed: int) -> None:
         self.corpora, self.batch_size, self.data_seed = sorted(blend.corpora), batch_size, data_seed
         self.first_steps = [*(round(phase.from_fraction * steps) for phase in blend.phases), steps]
-        self.sizes: list[int] = []  # of each phase, in samples
-        self.counts: list[dict[str, int]] = []  # of its samples, those of each corpus
-        self.decks: list[int] = []  # its decks' size
+        self.sizes: list[int] = []  # samples of each phase
+        self.counts: list[dict[str, int]] = []  # samples of each corpus, by phase
+        self.decks: list[int] = []  # size of a deck, by phase
         for number, (phase, (begin, end)) in enumerate(zip(blend.phases, pairwise(self.first_steps), strict=True)):
             where, size = f"data.phases[{number}]", (end - begin) * batch_size
             require(

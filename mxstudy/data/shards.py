@@ -34,7 +34,7 @@ from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.reader import require
 from mxstudy.small_files import read_json
 
-SHARDS_VERSION = 1  # to be raised when the same origin would give different files
+SHARDS_VERSION = 1  # must be raised when the same origin would give different files
 CHUNK_TOKENS = 2**24  # tokens counted at a time
 
 
@@ -120,7 +120,7 @@ def prepare(
 
 
 def open_shards(folder: Path) -> Shards:
-    """Open prepared shards; raise ConfigError for a file that is missing, unreadable or not as large as recorded."""
+    """Open prepared shards. Raises ConfigError for a file that is missing, unreadable or not as large as recorded."""
     path = folder / "manifest.json"
     manifest = read_json(path, remedy(folder))
     for name, entry in manifest["files"].items():
@@ -132,7 +132,7 @@ def open_shards(folder: Path) -> Shards:
 
 
 def verify(shards: Shards) -> None:
-    """Compare the sha256 of every file with the manifest; raise ConfigError naming a file that differs."""
+    """Compare the sha256 of every file with the manifest. Raises ConfigError naming a file that differs."""
     manifest = open_shards(shards.folder).manifest
     require(manifest == shards.manifest, f"{shards.folder / 'manifest.json'}: changed since it was opened")
     paths = [shards.folder / name for name in manifest["files"]]

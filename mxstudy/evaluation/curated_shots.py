@@ -1,6 +1,6 @@
-"""Which rows of the training splits are OLMES' curated shots, in its order (OLMES, arXiv 2406.08446).
+"""List the rows of the training splits that are OLMES' curated shots, in its order (OLMES, arXiv 2406.08446).
 
-A data set that numbers its rows has them by those numbers, the others by a digest of the row's text: the rows
+If a data set numbers its rows, the list has these numbers. Otherwise it has a digest of each row's text. The rows
 themselves are read from the data set.
 """
 

@@ -1,11 +1,11 @@
-"""Continue prompts with a decoder, token by token; each new token is read alone, beside what attention kept of others.
+"""Continue prompts with a decoder, token by token, with the keys and values that attention keeps of earlier tokens.
 
 A prompt begins a document: EOS stands before it, as between the documents of a training. Logits are made probabilities
-in FP64 on the CPU, and the draws of a text depend on its seed and number alone. Without what attention keeps (`keeps`
-false) the model reads the whole text again for each token. That makes the same casts, since a forward casts every token
-on its own, in blocks along its features: blocks along tokens exist in wgrad alone. The exception are square blocks of
-activations, which are refused. What differs is the order of attention's sums, and so the last bit of some numbers; a
-coarse format may make neighbours on its grid of them.
+in FP64 on the CPU, and the draws of a text depend on its seed and number alone. Without them (`keeps` false) the model
+reads the whole text again for each token. The casts are the same, because a forward casts every token on its own, in
+blocks along its features: only wgrad has blocks along tokens. Square blocks of activations would be an exception, and
+are refused. Only the order of attention's sums differs, and so the last bit of some numbers, which a coarse format may
+round to neighbours on its grid.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Text(NamedTuple):
 
 
 def check_prompt(prompt: str, tokenizer: Tokenizer, max_length: int, key: str) -> list[int]:
-    """Return EOS and the prompt as ids; raises ConfigError, naming the config `key`, if no token fits behind them.
+    """Return EOS and the prompt as ids. Raises ConfigError, naming the config `key`, if no token fits behind them.
 
     Raises ConfigError, too, for bytes of a command line that are not UTF-8.
     """
@@ -59,7 +59,10 @@ def check_prompt(prompt: str, tokenizer: Tokenizer, max_length: int, key: str) -
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text has UTF-8; half of a surrogate pair, which Python makes of any other byte, has none."""
+    """Return whether a text has a UTF-8 form.
+
+    Half of a surrogate pair, which Python makes of a byte that is not UTF-8, has none.
+    """
     return not any("\ud800" <= one <= "\udfff" for one in text)
 
 
@@ -72,7 +75,7 @@ def check_prompts_of(settings: TextsDuringTraining, tokenizer: Tokenizer, max_le
 def check_casts(precision: config.Precision, rows: Sequence[config.PrecisionRow]) -> None:
     """Raise ConfigError if a recipe of these rows casts the forward's activations in blocks of several tokens.
 
-    Such a block would have other tokens in it, and so another scale, whenever one more token is there.
+    Each further token would change the tokens in such a block, and so its scale.
     """
     for name in dict.fromkeys(name for row in rows for name in row.plan.values()):
         cast = precision.recipe(name).filled(precision.settings).forward_x
@@ -93,7 +96,7 @@ def continued(
     samples: int = 1,
     keeps: bool = True,
 ) -> list[Text]:
-    """Return so many continuations of a prompt, written side by side."""
+    """Return `samples` continuations of a prompt, written side by side."""
     ids, device = check_prompt(prompt, tokenizer, max_length, "prompt"), model.tok_embeddings.weight.device
     room = max_length + 1 - len(ids)  # the last token is not read
     most = min(settings.max_new_tokens, room)
@@ -132,10 +135,10 @@ def added_text(tokenizer: Tokenizer, prompt: list[int], own: list[int]) -> str:
 
 
 def chosen(logits_BV: Tensor, settings: Texts, uniform_B: Tensor) -> Tensor:
-    """Return the next tokens, int64 [B]: the likeliest, or those that uniform numbers in [0, 1) draw."""
+    """Return the next tokens, int64 [B]: the likeliest ones, or those that uniform numbers in [0, 1) draw."""
     if settings.temperature == 0:
         return logits_BV.argmax(-1)
-    below_BV = logits_BV - logits_BV.amax(-1, keepdim=True)  # any temperature above 0 may divide them
+    below_BV = logits_BV - logits_BV.amax(-1, keepdim=True)  # may be divided by any temperature above 0
     likely_BV, tokens_BV = (below_BV / settings.temperature).softmax(-1).sort(descending=True, stable=True)
     upto_BV = likely_BV.cumsum(-1)
     kept_B1 = (upto_BV - likely_BV < settings.top_p).sum(-1, keepdim=True).clamp(min=1)
@@ -170,7 +173,7 @@ def sampler_of(
 
 
 def printable(text: str) -> str:
-    """Return a text for a terminal: control characters, which a model may write, as Python writes them."""
+    """Return a text for a terminal, with control characters, which a model may write, in Python's notation."""
     return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
 
 

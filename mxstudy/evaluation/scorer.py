@@ -165,7 +165,7 @@ class Scorer:
 
     @torch.inference_mode()
     def begin(self, batch: Sequence[BatchRow]) -> Callable[[], Found]:
-        """Launch a batch; return the function that waits for it and returns its scores.
+        """Launch a batch, and return the function that waits for it and returns its scores.
 
         So a GPU works on a batch while the host prepares the next one.
         """

@@ -1,8 +1,8 @@
-"""The solved questions that stand before a question, and where they are from.
+"""Choose the solved questions that stand before a question.
 
 MMLU's are the first of its split dev, those of a user's file its first. All others are rows of the training split:
-OLMES' own, or drawn, and then each question has others, by the seed, the task and the question's place in OLMES' order
-alone. A question that is asked is never drawn, even where the training split repeats it.
+OLMES' own, or drawn ones. Drawn ones differ by question, and depend on the seed, the task and the question's place in
+OLMES' order alone. A question of the evaluation itself is never drawn, even if the training split repeats it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def all_rows(name: str, rows: DataSetRows, settings: Evaluation, place: str) -> 
 
 
 def rows_of_file(name: str, rows: DataSetRows, settings: Evaluation, place: str) -> Sequence[int]:
-    """Return all numbers. Raises ConfigError if a shot is among the questions that are asked."""
+    """Return all numbers. Raises ConfigError if a shot is also one of the questions."""
     check_rows(name, rows, place)
     asked = texts_asked(name, settings)
     for number, row in enumerate(rows[: settings.shots_of(name)], start=1):
@@ -112,7 +112,7 @@ def curated_rows(name: str, rows: DataSetRows, settings: Evaluation, place: str)
 
 
 def training_rows(name: str, rows: DataSetRows, settings: Evaluation, place: str) -> Sequence[int]:
-    """Return the numbers of the rows that are questions, but for those that are asked.
+    """Return the numbers of the rows that are questions, without those of the evaluation itself.
 
     Raises ConfigError if no row is a question.
     """
@@ -123,7 +123,7 @@ def training_rows(name: str, rows: DataSetRows, settings: Evaluation, place: str
 
 
 def texts_asked(name: str, settings: Evaluation) -> set[tuple[str, ...]]:
-    """Return text and options of all questions of the split that is scored, asked or not."""
+    """Return text and options of all questions of the split that is scored."""
     return {text_of(name, row) for row in rows_of(name, TASKS[name].split, settings.data_dir)}
 
 

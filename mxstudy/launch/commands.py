@@ -31,7 +31,7 @@ RETRIED = ("failed", "preempted")
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
-    """Run a command, whose `arguments` select runs and, for retry, change settings; return the exit code.
+    """Run a command, whose `arguments` select runs and, for retry, change settings. Return the exit code.
 
     Raises ConfigError.
     """

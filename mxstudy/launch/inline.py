@@ -24,7 +24,7 @@ LEFT_ALONE = {"running": "another process runs it", "queued": "it waits in a que
 
 
 def run_jobs(jobs: list[Job]) -> int:
-    """Run every job that is to be run, and print a line per job before it starts; return the exit code.
+    """Run every job that is to be run, and print a line per job before it starts. Return the exit code.
 
     0: every job has finished or diverged; 1: a job failed or belongs to another process; 128 + signal: stopped by a
     signal. If several processes were started together, rank 0 decides which jobs run, and all ranks run them.

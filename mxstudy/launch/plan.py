@@ -56,7 +56,7 @@ class Job:
 
     @property
     def membership(self) -> Membership:
-        """The record that this job's sweep and experiment add to the run."""
+        """Return the record that this job's sweep and experiment add to the run."""
         return Membership(
             experiment=self.config.experiment,
             label=self.label,
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def run(self) -> RunFolder:
-        """The job's run folder, as this sweep asks for it."""
+        """Return the job's run folder, as this sweep asks for it."""
         return RunFolder(self.folder, self.membership)
 
 

@@ -35,7 +35,7 @@ SUBMIT: dict[type[Any], Submit] = {Local: local.submit, Slurm: slurm.submit}
 
 
 def submit_jobs(jobs: list[Job], settings: Local | Slurm) -> int:
-    """Submit the jobs that must run, and print where each job is; return the exit code, 0 without `wait`."""
+    """Submit the jobs that must run, and print where each job is. Return the exit code, which is 0 without `wait`."""
     check_asked(jobs, settings)
     runs_dir = Path(jobs[0].config.runs_dir)
     with one_at_a_time(runs_dir):

@@ -27,7 +27,7 @@ class RunState:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a process runs it or its queue will start it, so that no other process may."""
+        """Return whether a process runs it or its queue will start it, so that no other process may."""
         return self.waits or self.state == "running"
 
 

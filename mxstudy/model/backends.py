@@ -60,7 +60,7 @@ class FastBackend(NamedTuple):
 
 
 def backend_of(name: str, module: nn.Module, backend: str, target: Target) -> Backend:
-    """Return the backend of one module; raises ConfigError if it cannot run on the one that `backend` names."""
+    """Return the backend of one module. Raises ConfigError if it cannot run on the one that `backend` names."""
     chosen = choose(name, module, backend, target)
     if chosen.name == "reference" and target.compiled and mixtures_of(module):
         raise ConfigError(

@@ -38,7 +38,7 @@ class RoutingOfStep:
         self.sums: list[Tensor] = []  # loads, entropies, auxiliary loss
 
     def with_loss(self, loss: Tensor, share: float) -> Tensor:
-        """Add the last forward, with its share of the step's tokens; return its loss plus the auxiliary loss."""
+        """Add the last forward, with its share of the step's tokens, and return its loss plus the auxiliary loss."""
         routings, self.model.routings = self.model.routings, []
         if not routings:
             return loss

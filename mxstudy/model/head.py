@@ -1,4 +1,4 @@
-"""The output linear, which returns logits, or with targets the loss."""
+"""Compute logits by the output linear, or with targets their loss."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The keys and values that attention keeps of the tokens it has read, so that a text goes on by reading one new token.
+"""Keep the keys and values of the tokens that attention has read, so that only the new token of a text is read.
 
-Keys are kept as queries are compared with them: after their norm and the rotary embedding.
+Keys are kept after their norm and the rotary embedding, as queries are compared with them.
 """
 
 from __future__ import annotations

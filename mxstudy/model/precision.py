@@ -82,13 +82,11 @@ def apply_precision(
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Run a training model with its evaluation recipes, and without dropout, inside the `with` block.
-
-    The recipes are those of `for_evaluation`.
+    """Run a training model without dropout, with its evaluation recipes (`for_evaluation`), inside the `with` block.
 
     Afterwards the very same recipe objects are restored. Nothing else changes: a linear whose recipe is the same in
-    both keeps its compiled code. A block keeps its backend; but a fused block runs module by module where no kernel
-    computes its evaluation recipes.
+    both keeps its compiled code. A block keeps its backend, except that a fused block runs module by module if no
+    kernel computes its evaluation recipes.
     """
     linears = {m: for_evaluation(m.gemms) for m in model.modules() if isinstance(m, MXLinear)}
     before = {linear: linear.gemms for linear, asked in linears.items() if asked is not linear.gemms}

@@ -1,4 +1,4 @@
-"""The roundings of a decoder's vector operations: gains and biases of its norms, and each operation of norm and MLP.
+"""Set the roundings of a decoder's vector operations: gains and biases of its norms, each operation of norm and MLP.
 
 They are settings of the precision plan (`precision.gain`, `precision.vector_ops`), for all steps alike. A gain in mx is
 cast like the forward's X of the linear that reads the norm; the plan may change that cast between steps.

@@ -6,8 +6,8 @@ the token axis, or a scale of a whole tensor, belongs to one expert. There are t
     loop      expert by expert, each by `mxstudy.numerics.gemms`: every recipe. The host has to know the loads.
     grouped   all experts' rows in one cast, and all GEMMs in one grouped GEMM: what has no scale above its blocks.
 
-Both give the same bits if their GEMMs do. The random numbers of a row are those of its
-copy, wherever it is dispatched to, so they do not depend on micro-batches, ranks or other tokens.
+Both give the same bits if their GEMMs do. The random numbers of a row are those of its copy, wherever that is
+dispatched to. So they do not depend on micro-batches, ranks or other tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _loop_of_products(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
     return torch.stack([a[:, start:end] @ b[start:end] for start, end in bounds])
 
 
-# On CPU an opaque operator: torch._grouped_mm takes no FP32 when it is compiled, and operands there are FP32.
+# On CPU it is an opaque operator: compiled, torch._grouped_mm takes no FP32, which operands have there.
 _opaque_grouped_mm = library.custom_op("mxstudy::grouped_mm", _loop_of_products, mutates_args=())
 
 

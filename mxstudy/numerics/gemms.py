@@ -212,7 +212,8 @@ class Linear:
     ) -> Operand:
         """Return x [rows, columns] as the operand of that name, whose contraction axis is -2 or -1.
 
-        `after`: a tensor before which the operand is not to be made, because x itself is there long before it.
+        `after`: a tensor that must exist before the operand is made. Otherwise a compiler would make it early, because
+        x exists long before.
         """
         x, cast = self.rotated(x, name.partition("_")[0], axis), getattr(self.gemms, name)
         if self.kernel is not None and cast is not None and dtype == torch.bfloat16:

@@ -41,13 +41,13 @@ def round_to_grid(x: Tensor, fmt: ElementFormat, rounding: str, u: Tensor | None
 
 
 def round_to_bf16_away(x: Tensor) -> Tensor:
-    """Round fp32 to the nearest bf16 value, ties away from zero, as microxcaling rounds operands; return fp32."""
+    """Return fp32 rounded to the nearest bf16 value, ties away from zero, as microxcaling rounds operands."""
     bits = x.view(torch.int32)
     return torch.where(x.isfinite(), ((bits + 0x8000) & -0x10000).view(torch.float32), x)
 
 
 def round_to_bf16(x: Tensor) -> Tensor:
-    """Round fp32 to the nearest bf16 value, ties to even; return fp32.
+    """Return fp32 rounded to the nearest bf16 value, ties to even.
 
     It works on bits because compilers drop a conversion to bf16 and back.
     """

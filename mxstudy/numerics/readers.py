@@ -1,4 +1,4 @@
-"""Several linears that read one norm, and linears of experts: the norm is computed once, and each reader casts it.
+"""Let several linears, or linears of experts, read one norm: the norm is computed once, and each reader casts it.
 
     y = x / rms * gain        a reader's operand: Q(y), or Q(x / rms) and Q(W * gain) where the gain is folded
 

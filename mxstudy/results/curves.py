@@ -21,7 +21,7 @@ def smoothed(losses: pd.Series) -> pd.Series:
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of an arm, one column a run, named by its seeds: `alive`: the others; `lost`: those that diverged."""
+    """The curves of an arm, one column per run, named by its seeds. `lost` are the diverged, `alive` the others."""
 
     arm: str
     color: str
@@ -35,7 +35,7 @@ class Curves:
         return self.alive[shared].sub(other.alive[shared]).dropna(how="all")
 
     def shown(self, seen: Callable[[pd.DataFrame], pd.DataFrame]) -> Curves:
-        """Return the curves of what `seen` makes of their values."""
+        """Return the curves after `seen` has changed their values."""
         return replace(self, alive=seen(self.alive), lost=seen(self.lost))
 
 

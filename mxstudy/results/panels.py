@@ -24,8 +24,8 @@ def draw_arms(
 ) -> list[Any]:
     """Draw curves by tokens, and below them the differences from the arms that they are compared with, if there is one.
 
-    `raw`: by arm, the curves behind those of arms of one run. `seen`: makes of the values what the upper panel shows;
-    differences are of the values themselves. Returns the one or two panels.
+    `raw`: by arm, the curves to draw behind an arm of one run. `seen` maps the values to what the upper panel shows,
+    while differences are of the values themselves. Returns the one or two panels.
     """
     known = {own.arm: own for own in arms}
     others = {arm: own.partner for arm, own in known.items() if own.partner in known and own.partner != arm}
@@ -60,7 +60,7 @@ def tokens_text(count: float) -> str:
 
 
 def legend(figure: Any, *others: Any, title: str | None = None) -> None:
-    """Name above all panels what is drawn in them, and `others`: each label once, in as many columns as there is room.
+    """Write a legend above all panels, with `others`: each label once, in as many columns as fit.
 
     A label that artists of several colours share is grey, and comes last.
     """

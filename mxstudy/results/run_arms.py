@@ -23,7 +23,7 @@ def with_arms(runs: pd.DataFrame, baseline: Mapping[str, str] | None = None, but
     """
     if baseline is not None:
         others = [column for column in runs if not column.startswith(BASELINE)]
-        runs = runs[others].copy()  # pandas warns on every column that is added to views of many
+        runs = runs[others].copy()  # pandas warns about every column that is added to views of many
         runs = runs.assign(**{f"{BASELINE}{group}": choice for group, choice in baseline.items()})
     ignored = [column for column in runs if column.startswith(tuple(f"{CONFIG}{key}" for key in but))] if but else []
     described = descriptions(runs.drop(columns=ignored))

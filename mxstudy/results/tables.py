@@ -13,7 +13,7 @@ from mxstudy.small_files import read_json
 from mxstudy.whole_files import replacing
 
 PROVENANCE = b"mxstudy.provenance"
-MIXED = b"mxstudy.mixed"  # the columns with words among numbers, as JSON: Parquet has columns of one type only
+MIXED = b"mxstudy.mixed"  # columns with words among numbers are JSON, because a column of Parquet has one type
 COPY_IT = "copy it again, or make it again from the runs"
 
 

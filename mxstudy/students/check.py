@@ -21,7 +21,7 @@ from mxstudy.train.runtime import resolve_device
 
 
 def backends_on(config: StudentTeacher, device: torch.device | None = None) -> str | None:
-    """Return the students' backends over all rows of the precision schedule; raises ConfigError as `check_models` does.
+    """Return the students' backends over the precision schedule. Raises ConfigError as `check_models` does.
 
     `device`: by default the config's own.
     """
@@ -32,7 +32,7 @@ def backends_on(config: StudentTeacher, device: torch.device | None = None) -> s
 
 @functools.cache  # stacks that differ only in seeds or learning rates have the same
 def check_models(keyed: Keyed[StudentTeacher], device: torch.device) -> str | None:
-    """Check models, precision and train against each other; returns the students' backends over the schedule.
+    """Check models, precision and train against each other. Return the students' backends over the schedule.
 
     `keyed`: a config by all sections but data and optimizer, and by the number of replicas. Raises ConfigError.
     """

@@ -208,7 +208,7 @@ class StudentBlock(Fusable):
         return in_fp32 and plain and linear.compute == FP32 and linear.gemms == Gemms()
 
     def hold(self) -> dict[Tensor, Held]:
-        """From now on use held operands; returns {weight: operands} for the optimizer to keep up to date."""
+        """Use held operands from now on, and return {weight: operands} for the optimizer to keep up to date."""
         if self.fused is None or self.fused.fold_gain:
             return {}
         up, down = (hold(linear.weight, linear.gemms, linear.cast) for linear in (self.up, self.down))
@@ -279,7 +279,7 @@ class ResidualMLP(nn.Module):
             typing.cast(StudentBlock, layer).use_kernels()
 
     def hold(self) -> dict[Tensor, Held]:
-        """Call `StudentBlock.hold` on every block; returns {weight: operands} of all blocks."""
+        """Call `StudentBlock.hold` on every block, and return {weight: operands} of all blocks."""
         return {
             weight: operand
             for layer in self.layers

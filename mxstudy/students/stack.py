@@ -67,7 +67,7 @@ def quantized(run: config.StudentTeacher) -> TeacherRounding | None:
 def apply_run_precision(
     model: ResidualMLP, run: config.StudentTeacher, step: int, device: torch.device
 ) -> dict[str, str]:
-    """Set the students' casts and random streams to the schedule's at `step`; returns {linear: recipe}.
+    """Set the students' casts and random streams to the schedule's at `step`, and return {linear: recipe}.
 
     The streams are seeded by the replicas' seeds, the teacher's by the data seed.
     """
@@ -117,7 +117,7 @@ class Stack:
         self.set_precision(0)
 
     def set_precision(self, step: int) -> dict[str, str]:
-        """Set students and teacher to the schedule's precision at `step`; returns {linear: recipe} of the students."""
+        """Set students and teacher to the schedule's precision at `step`. Return {linear: recipe} of the students."""
         self.graph = None
         if self.taught_as.teacher.quantized:
             by = self.taught_as
@@ -128,7 +128,7 @@ class Stack:
         return rows
 
     def use_kernels(self) -> None:
-        """Switch to kernels where there are any; gradients are then taken by held operands instead of their weights."""
+        """Switch to kernels where they exist. Gradients are then taken by held operands instead of their weights."""
         if self.config.precision.backend != "reference":
             self.teacher.mlp.use_kernels()
         held = self.model.hold()
@@ -191,7 +191,7 @@ class Stack:
 
     @torch.no_grad()
     def _judge(self, losses: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Update `alive`, `losses`, `grad_norms` and `record`; returns learning rates [S] and steps of the update."""
+        """Update `alive`, `losses`, `grad_norms` and `record`. Return learning rates [S] and steps of the update."""
         grad_norms = sum(g.float().square().sum(-1).sum(-1) for g in gradients).sqrt()  # type: ignore[union-attr]
         losses, grad_norms = (torch.where(self.alive, value, torch.nan) for value in (losses, grad_norms))
         self.alive.logical_and_(losses.isfinite() & grad_norms.isfinite())

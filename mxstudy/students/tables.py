@@ -1,4 +1,4 @@
-"""The table printed after a stack of students, or a sweep of stacks: one line per arm, over its replicas."""
+"""Print the table after a stack of students, or a sweep of stacks: one line per arm, over its replicas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def summarise(runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Sum
 
 
 def show_arms(folders: Sequence[RunFolder]) -> list[tuple[str, ...]]:
-    """Print the table and return its rows as text; an arm has the replicas of equal configs, whatever their seeds."""
+    """Print the table and return its rows as text. An arm has the replicas of equal configs, whatever their seeds."""
     replicas = results.with_arms(results.load_runs(folders))
     cells = [(str(arm), *arm_cells(own)) for arm, own in replicas.groupby("arm", sort=False)]
     show(TITLE, COLUMNS, cells, list(NOTES))

@@ -34,7 +34,7 @@ SHOWN_EVERY = 50  # steps between the rows of the journal, which MLflow gets; `C
 
 
 def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:
-    """Train, or resume from the last checkpoint; returns finished, diverged (every replica did) or preempted."""
+    """Train, or resume from the last checkpoint. Return finished, diverged (every replica did) or preempted."""
     device = resolve_device(config.train.device)
     configure_torch(config.train.compile)
     with folder.lock(), folder.heartbeat():
@@ -61,7 +61,7 @@ def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:
 
 
 def plan_of(stack: Stack, step: int) -> Row:
-    """Set casts and backends to those of this step; returns the journal's row: {linear: recipe}, {block: backend}."""
+    """Set casts and backends to those of this step. Return the journal's row: {linear: recipe}, {block: backend}."""
     return {"precision": stack.set_precision(step), "backends": backends_of(stack.model)}
 
 
@@ -78,7 +78,7 @@ def replica_names(config: StudentTeacher) -> list[str]:
 
 
 def train(probes: StackProbes, start: int, recorder: StackRecorder, leave: Leave) -> str:
-    """Train from step `start` to the end, a signal, or the step at which no replica is finite; returns the state.
+    """Train from step `start` to the end, a signal, or the step at which no replica is finite. Return the state.
 
     The device is read only at the stops (`next_stop`), so that steps between two stops run without waiting.
     """

@@ -1,4 +1,4 @@
-"""Texts that a checkpoint writes after a prompt, as a kind of run, to see what the model has learnt."""
+"""Write texts that continue a prompt with a checkpoint, as a kind of run, to see what the model has learnt."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class GenerateStudy(TrainedModelStudy[Generate]):
         return identity_of(config)
 
     def run(self, config: Generate, folder: RunFolder, label: str) -> str:
-        """Write the texts to tables/texts.parquet and texts.txt, and print them; returns the run's state."""
+        """Write the texts to tables/texts.parquet and texts.txt, print them, and return the run's state."""
         with folder.lock(), folder.heartbeat():
             folder.update(state="running", steps=config.samples, reason=None)
             configure_torch()
@@ -79,7 +79,7 @@ class GenerateStudy(TrainedModelStudy[Generate]):
         return "finished"
 
     def summarise(self, runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-        """Print the texts of all runs, side by side if there are several; returns them one below the other."""
+        """Print the texts of all runs, side by side if there are several, and return them one below the other."""
         texts = {label: generation.blocks(texts_in(folder)) for label, folder in runs.items()}
         show_beside(texts)
         fenced = {label: "\n\n".join(["```", *own, "```"]) for label, own in texts.items()}

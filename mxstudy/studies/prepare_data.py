@@ -62,7 +62,7 @@ STUDY = PrepareDataStudy()
 
 
 def run(config: PrepareData, folder: RunFolder, label: str) -> str:
-    """Prepare and verify the shards; returns the run's state."""
+    """Prepare and verify the shards, and return the run's state."""
     with folder.lock(), folder.heartbeat():
         folder.update(state="running", reason=None)
         with Record(folder) as record:

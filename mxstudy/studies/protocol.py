@@ -141,14 +141,14 @@ class Study(ABC, Generic[C]):
 
     @abstractmethod
     def run(self, config: C, folder: RunFolder, label: str) -> str:
-        """Run, or resume the folder's run where it was interrupted; returns the run's state."""
+        """Run, or resume the folder's run where it was interrupted, and return the run's state."""
 
     @abstractmethod
     def summarise(self, runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
         """Print and return the results of a sweep's runs; `runs` is {name of the arm, and seeds: folder}."""
 
     def tell_others(self, config: C, folder: RunFolder) -> str | None:
-        """Add this run's results to other runs on the tracking server; returns None, or one line on why it failed."""
+        """Add this run's results to other runs on the tracking server. Return None, or one line on why it failed."""
         return None
 
 

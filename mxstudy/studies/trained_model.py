@@ -68,7 +68,7 @@ def identity_of(config: TrainedModelRun, **asked: Any) -> Identity:
 
 
 def check_model(config: TrainedModelRun) -> Trained:
-    """Return the checkpoint's description; raises ConfigError if it, norm, precision or devices are not available."""
+    """Return the checkpoint's description. Raises ConfigError if it, norm, precision or devices are not available."""
     built_backends(by_model(config))
     devices_of(resolve_device(config.device, "device"), config.processes)
     return described(config)[1]
@@ -131,8 +131,8 @@ def finish(config: TrainedModelRun, folder: RunFolder, label: str) -> None:
 def tell_training_run(config: TrainedModelRun, folder: RunFolder) -> str | None:
     """Add the journal's rows to the run that trained the model, if the tracking store has that run.
 
-    Only for the model as it was trained, not with another norm, precision or compute dtype. Rows that are there already
-    are not added twice. Returns None, or one line that says why it failed.
+    This is only for the model as it was trained, not with another norm, precision or compute dtype. Rows that are there
+    already are not added twice. Returns None, or one line that says why it failed.
     """
     as_trained = (config.norm, config.precision, config.compute) == (None, None, None)
     trained_in = RunFolder(checkpoints.find(config.checkpoint, Path(config.runs_dir)).parent.parent)

@@ -25,9 +25,9 @@ SHADES = (1.0, 0.6, 1.45)  # of the palette, if it is not enough
 def colors_of(arms: Mapping[str, Mapping[str, Value]], first: Collection[str] = ()) -> dict[str, str]:
     """Return the colour of each arm, by its key; `arms`: the values that part it from others, by key.
 
-    Arms choose in turn, those of `first` before the others: what is known by KNOWN takes that, all others begin at a
-    place in the palette that what they are known by decides, and take the first colour that is free. So an arm that is
-    added behind changes no other's colour, and a recipe has its colour in every set where that is free.
+    Arms choose in turn, those of `first` before the others. An arm that KNOWN lists takes its colour there. Any other
+    arm begins at a place in the palette that its words decide, and takes the first free colour. So an arm that is added
+    at the end changes no other's colour, and a recipe has the same colour in every set where it is free.
     """
     found: dict[str, str] = {}
     for key in sorted(arms, key=lambda key: key not in first):

@@ -38,7 +38,7 @@ class Named:
 
     @cached_property
     def chosen(self) -> dict[str, str]:
-        """The choice of each group: one that gives exactly the group's values if any does, else the one that was made.
+        """Return the choice of each group: one that gives exactly the group's values if any does, else the one made.
 
         All choices of PLAIN groups are tried, so the name does not depend on how a user wrote the same config.
         """
@@ -63,7 +63,7 @@ class Named:
 
     @cached_property
     def offered(self) -> dict[str, list[Value]]:
-        """The values by key that its choices give, including the files of experiment and sweep."""
+        """Return the values by key that its choices give, including the files of experiment and sweep."""
         found: dict[str, list[Value]] = {}
         for group, best in self.chosen.items():
             for choice in {*self.made.get(group, ()), best}:

@@ -32,7 +32,7 @@ class Described:
 
     @cached_property
     def replicates(self) -> frozenset[str]:
-        """The keys in which runs of one arm may differ: seeds, and what the config's `replicates` names."""
+        """Return the keys in which runs of one arm may differ: seeds, and what the config's `replicates` names."""
         own = (str(value) for key, value in self.config.items() if key.startswith(REPLICATES) and value == value)
         return frozenset((*SEEDS, *own))
 
@@ -42,29 +42,29 @@ class Described:
 
     @cached_property
     def parting(self) -> dict[str, Value]:
-        """The values that part arms."""
+        """Return the values that part arms."""
         return {key: value for key, value in self.values.items() if key not in self.replicates}
 
     @cached_property
     def key(self) -> str:
-        """The arm's identity; a field that is added to the schema later does not change it."""
+        """Return the arm's identity, which does not change when a field is added to the schema later."""
         defaults = defaults_of(kinds_in(self.config))
         own = sorted((k, v) for k, v in self.parting.items() if v != defaults.get(k) or k.split(".")[-1] == "kind")
         return hashlib.sha256(repr(own).encode()).hexdigest()
 
     @property
     def unit(self) -> tuple[tuple[str, str], ...]:
-        """Its seeds and other replicates, as (key, value as text). Runs of two arms are paired by it."""
+        """Return its seeds and other replicates, as (key, value as text), by which runs of two arms are paired."""
         return tuple((key, text_of(self.values[key])) for key in sorted(self.replicates & self.values.keys()))
 
     @cached_property
     def is_baseline(self) -> bool:
-        """Whether it made the choices of the config's `baseline`."""
+        """Return whether it made the choices of the config's `baseline`."""
         return bool(self.baseline) and all(self.choices.get(group) == one for group, one in self.baseline.items())
 
     @cached_property
     def baseline(self) -> dict[str, str]:
-        """The baseline's choice of each group that the config names."""
+        """Return the baseline's choice of each group that the config names."""
         found = {k.removeprefix(BASELINE): v for k, v in self.config.items() if k.startswith(BASELINE)}
         return {group: choice for group, choice in found.items() if isinstance(choice, str)}
 

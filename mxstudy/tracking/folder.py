@@ -110,7 +110,7 @@ class RunFolder:
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether the run was made with a debug choice; its numbers mean nothing."""
+        """Return whether the run was made with a debug choice, so that its numbers mean nothing."""
         return "debug" in self.provenance().get("choices", {})
 
     @property
@@ -228,7 +228,7 @@ class RunFolder:
 
     @property
     def place(self) -> Path:
-        """The run's folder, or its former folder if a rerun has set it aside."""
+        """Return the run's folder, or its former folder if a rerun has set it aside."""
         return self.path.with_name(self.path.name.partition(REPLACED)[0])
 
     def put_back(self) -> RunFolder:
@@ -317,7 +317,7 @@ class RunFolder:
 
 
 def try_lock(file: int) -> bool:
-    """Lock an open file until it is closed; return False if another process has locked it."""
+    """Lock an open file until it is closed. Return False if another process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The experiments and sweeps that a run belongs to: every one that planned it, whether it then trained it or not.
+"""Record the experiments and sweeps that a run belongs to: all that planned it, whether they trained it or not.
 
 A run is stored once, in the folder of the experiment that came first. `memberships.json` in that folder has a row for
 each experiment and sweep. Without this file, the run has one membership, which provenance.json describes.
@@ -38,12 +38,12 @@ class Membership:
 
     @property
     def names(self) -> set[str]:
-        """The names by which this membership's runs are found."""
+        """Return the names by which this membership's runs are found."""
         return {self.experiment} | ({self.sweep} if self.sweep else set())
 
     @property
     def in_config(self) -> dict[str, Any]:
-        """The fields of a run's config that its sweep decides and its fingerprint ignores."""
+        """Return the fields of a run's config that its sweep decides and its fingerprint ignores."""
         return {"experiment": self.experiment} | ({} if self.baseline is None else {"baseline": self.baseline})
 
 

@@ -77,7 +77,7 @@ class Mirror:
         params: dict[str, Any],
         tags: dict[str, str],
     ) -> None:
-        """`params`: the flattened config. `tags`: added to the tags of the provenance."""
+        """Prepare the mirror. `params` is the flattened config, and `tags` are added to the tags of the provenance."""
         self.uri, self.folder, self.experiment, self.run_name = uri, folder, experiment, run_name
         self.params, self.tags = params, tags
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
@@ -173,7 +173,7 @@ class Mirror:
             self._session = None  # it is opened again from mirror.json and the journal
 
     def _send(self, final: str | None) -> bool:
-        """Make the next few calls; return whether nothing is left to send."""
+        """Make the next few calls, and return whether nothing is left to send."""
         session = self._session = self._session or self._open()
         complete = session.send(math.inf if final in DONE else self._covered)
         if final and complete:
@@ -306,7 +306,7 @@ class Session:
         self.folder.update(mlflow_run_id=run_id)
 
     def send(self, limit: float) -> bool:
-        """Send one batch of points of steps below `limit`; return whether nothing is left.
+        """Send one batch of points of steps below `limit`, and return whether nothing is left.
 
         The caller guarantees that these steps are never superseded.
         """

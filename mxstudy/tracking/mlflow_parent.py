@@ -64,7 +64,7 @@ class Sweep:
         return hashlib.sha256(" ".join(sorted(self.folders)).encode()).hexdigest()
 
     def begin(self) -> str:
-        """Set the parent run to running, with a link to its charts, and return its id; raises what MLflow raises."""
+        """Set the parent run to running, with a link to its charts, and return its id. Raises what MLflow raises."""
         client = connect(self.uri)
         parent = self._parent(client)
         parent_id = str(parent.info.run_id)
@@ -75,7 +75,7 @@ class Sweep:
         return parent_id
 
     def end(self, state: str, summary: Summary) -> None:
-        """Adopt runs without a parent, show all runs and the summary, set the final state; raises what MLflow raises.
+        """Adopt runs without a parent, show all runs and the summary, set the final state. Raises what MLflow raises.
 
         `state`: the state of a run; "running" leaves the parent open, because another process has some of the jobs.
         """
@@ -98,7 +98,7 @@ class Sweep:
             client.set_terminated(parent_id, STATES[state], end_time=int(1000 * max(written_s, default=time.time())))
 
     def _parent(self, client: Any) -> Any:
-        """Find or create the parent run and return it; a new one starts with the oldest of its jobs' runs."""
+        """Find or create the parent run and return it. A new one starts with the oldest of its jobs' runs."""
         experiment_id = get_experiment(client, self.experiment, self.tags["study"])
         mine = {"sweep_fingerprint": self.fingerprint}
         found = find_run(client, experiment_id, mine)
@@ -133,7 +133,7 @@ def links_to_runs(runs: Sequence[Any]) -> list[str]:
 
 
 def adopt(client: Any, parent_id: str, arms: Mapping[str, str]) -> list[Any]:
-    """Tag runs with their arms, by run id, and make those children of the parent that have none, or a deleted one.
+    """Tag runs with their arms, by run id. A run whose parent is missing or deleted becomes a child of this one.
 
     Returns the runs that have another parent.
     """

@@ -42,7 +42,7 @@ def connect(uri: str) -> Any:
 
 
 def create_store(uri: str) -> str | None:
-    """Open a store once; return None, or one line that says why it cannot be used now."""
+    """Open a store once. Return None, or one line that says why it cannot be used now."""
     try:
         with answers_of(uri).asking():
             connect(uri).search_experiments(max_results=1)

@@ -30,7 +30,7 @@ class ChangedBytes(ConfigError):
 
 
 class CheckedReader(HuggingFaceStorageReader):
-    """Read safetensors files for torch.distributed.checkpoint; raises ChangedBytes and OSError.
+    """Read safetensors files for torch.distributed.checkpoint. Raises ChangedBytes and OSError.
 
     The first rank compares the headers at once, and each rank later the tensors that it reads any part of.
     """
@@ -65,7 +65,7 @@ class CheckedReader(HuggingFaceStorageReader):
         return self.pieces[path.name, item.storage_index.fqn]
 
     def read_piece(self, piece: Piece, item: ReadItem, planner: LoadPlanner) -> str:
-        """Read the wanted part of a tensor in a file; return the checksum of the whole tensor."""
+        """Read the wanted part of a tensor in a file, and return the checksum of the whole tensor."""
         target, stored = planner.resolve_tensor(item).detach(), self.storage_data[item.storage_index]
         if item.lengths == stored.shape and target.dtype == stored.dtype and target.is_contiguous():
             checksum = read_into(target, piece)
@@ -81,7 +81,7 @@ class CheckedReader(HuggingFaceStorageReader):
 
 
 def read_into(target: Tensor, piece: Piece) -> str:
-    """Read a whole tensor; returns its checksum."""
+    """Read a whole tensor, and return its checksum."""
     checksum = xxhash.xxh3_128()
     with piece.path.open("rb", buffering=0) as file:
         file.seek(piece.start)

@@ -114,7 +114,7 @@ class Checkpoints:
                 shutil.rmtree(old.rename(self.folder / f".{old.name}"))  # a kill in between leaves no half checkpoint
 
     def pin_latest(self) -> str | None:
-        """Keep the newest checkpoint for good; returns its name, or None if there is none yet.
+        """Keep the newest checkpoint for good. Return its name, or None if there is none yet.
 
         Only one rank calls it. Raises OSError.
         """
@@ -125,7 +125,7 @@ class Checkpoints:
         return latest.name
 
     def load(self, path: Path, tensors: dict[str, Tensor]) -> int:
-        """Read a checkpoint of this run into `tensors`, in place; returns the next step to train."""
+        """Read a checkpoint of this run into `tensors`, in place, and return the next step to train."""
         about = read_about(path)
         if about["fingerprint"] != self.fingerprint:
             raise CheckpointError(
@@ -137,14 +137,14 @@ class Checkpoints:
 
 
 def load_weights(path: Path, model: nn.Module) -> int:
-    """Read only the model's tensors, of any run's checkpoint; returns its next step. Raises CheckpointError."""
+    """Read only the model's tensors, of any run's checkpoint, and return its next step. Raises CheckpointError."""
     about = read_about(path)
     _load_whole(path, about, model_tensors(model))
     return int(about["step"])
 
 
 def _load_whole(path: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Read the tensors in place, and compare them with their checksums, if it has any; raises CheckpointError."""
+    """Read the tensors in place, and compare them with their checksums, if it has any. Raises CheckpointError."""
     try:
         _load_tensors(path, tensors, about["checksums"])
     except (CheckpointException, ChangedBytes, OSError) as error:

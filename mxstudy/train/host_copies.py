@@ -14,7 +14,7 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(x: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy x to the host; return a function that waits for the copy, not for later work, and returns it.
+    """Begin to copy x to the host. Return a function that waits for the copy, not for later work, and returns it.
 
     The host sleeps meanwhile, because other runs may share its cores.
     """

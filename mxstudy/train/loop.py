@@ -87,7 +87,7 @@ class TrainingRun:
 
     @property
     def ahead(self) -> int:
-        """How many steps may be unread when the next one is launched: on a GPU 1, if nothing looks at each step."""
+        """Return how many steps may be unread when the next is launched: on a GPU 1, if nothing looks at each step."""
         return int(self.device.type == "cuda" and world_size() == 1 and not self.probes and self.spikes is None)
 
     def micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -110,7 +110,7 @@ class TrainingRun:
 
 
 def set_precision(model: Decoder, config: config.Pretrain, step: int, device: torch.device) -> Row:
-    """Set casts and backends to those of this step; returns the journal's row: {linear: recipe}, {block: backend}."""
+    """Set casts and backends to those of this step. Return the journal's row: {linear: recipe}, {block: backend}."""
     where = config.train.compute, device
     rows = apply_precision(model, config.precision, step, *where, (config.seed,), config.train.compile)
     recompute_mlps(model, config.train.recompute_mlp)
@@ -148,7 +148,7 @@ def learning_rate(config: config.Pretrain, step: int) -> float:
 
 
 def train(run: TrainingRun, start: int, leave: Leave) -> str:
-    """Train from step `start` to the end, a divergence or a signal; returns finished, diverged or preempted."""
+    """Train from step `start` to the end, a divergence or a signal. Return finished, diverged or preempted."""
     settings, starts = run.config, {row.from_step for row in run.config.precision.schedule}
     cadences = {name: getattr(settings, name).every_steps for name in CADENCES}
     for step in range(start, settings.train.steps):
@@ -194,7 +194,7 @@ def begin_step(run: TrainingRun, step: int) -> None:
 
 
 def record_steps(run: TrainingRun, most: int = 0) -> int | None:
-    """Record launched steps in order, and their spikes, until at most `most` are unread; return one that diverged."""
+    """Record launched steps and their spikes, in order, until at most `most` are unread. Return one that diverged."""
     while len(run.unread) > most:
         view = run.unread.pop(0)
         view.is_finite()  # waits for the GPU

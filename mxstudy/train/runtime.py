@@ -31,7 +31,7 @@ _planned_gpus: ContextVar[int | None] = ContextVar("planned_gpus", default=None)
 
 @contextmanager
 def planned_for(gpus: int | None) -> Iterator[None]:
-    """Within the block, resolve devices for a job with `gpus` GPUs per node, whatever this machine has."""
+    """Resolve devices, within the block, for a job with `gpus` GPUs per node, whatever this machine has."""
     before = _planned_gpus.set(gpus)
     try:
         yield

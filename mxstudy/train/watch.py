@@ -1,7 +1,7 @@
 """Let ranks watch each other: a failure of one rank ends all within a minute, and its cause is reported once.
 
 Every rank writes a heartbeat to the group's store. The first rank that fails leaves its traceback there; the others
-notice a rank whose heartbeat stops. A collective may wait for a dead rank for ever, so a second thread ends a process
+notice a rank whose heartbeat stops. A collective may wait forever for a dead rank, so a second thread ends a process
 whose main thread does not return from it.
 """
 
@@ -68,7 +68,7 @@ class Watch:
         self.is_over.set()
 
     def end_all(self, error: BaseException) -> None:
-        """Report this rank's error to all ranks; return on the first rank to fail, raise SystemExit on the others.
+        """Report this rank's error to all ranks. Return on the first rank to fail, raise SystemExit on the others.
 
         Raises RankDied if the error comes from a rank that died without reporting one.
         """

@@ -1,4 +1,4 @@
-"""A block in two functions has the bits of the same block module by module: outputs, gradients, what watchers see."""
+"""A block in two functions has the bits of the same block module by module: outputs, gradients, what observers see."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def precision(plan="mxfp8", **options):
 ROWS = {
     "mxfp8": {"formats": precision()},
     "bf16": {"formats": precision("bf16")},
-    "fp8_blockwise": {  # in sizes that its blocks of 128 divide
+    "fp8_blockwise": {  # sizes that its blocks of 128 divide
         "model": replace(MODEL, hidden_size=128, ffn_size=256, num_kv_heads=4),
         "formats": of_file("fp8_blockwise"),
     },
@@ -51,7 +51,7 @@ ROWS = {
 
 
 def decoder(model=MODEL, norm=NORMS["rmsnorm"], formats=None, compute="bf16"):
-    """With gains and biases that are not 1 and 0."""
+    """Return a decoder whose gains and biases differ from 1 and 0."""
     formats = formats or precision()
     built = Decoder(model, norm, formats.settings, DTYPES[compute])
     built.init_weights(0)
@@ -65,7 +65,7 @@ def decoder(model=MODEL, norm=NORMS["rmsnorm"], formats=None, compute="bf16"):
 
 
 def run(model, tokens, batches=1):
-    """Logits, gradients, and what the norms read."""
+    """Return the logits, the gradients, and what the norms read."""
     model.zero_grad()
     seen = {}
     model.watchers = (lambda name, module, x: seen.update({f"input of {name}": x.clone()}),)
@@ -116,7 +116,7 @@ def test_every_row_of_the_table(norm, row):
 @each("norm", ["rmsnorm", "rmsnorm folded", "layernorm", "layernorm without gain"])
 @each("length", [64, 32])
 def test_fp8_blockwise(norm, length):
-    """Every operand has FP32 scales for blocks of 128, and weights for squares. 64 tokens are filled up with zeros."""
+    """Every operand has FP32 scales, for blocks of 128, or squares of weights. 64 tokens are filled up with zeros."""
     assert_same(decoder(norm=NORMS[norm], **ROWS["fp8_blockwise"]), of=tokens(length=length))
 
 
@@ -168,7 +168,10 @@ def test_models(row, changes):
 @each("norm", ["rmsnorm", "mxnorm p2"])
 @each("options", [{"block_size": 16}, {"pad_blocks": True}, {"scale_rule": "code_bump", "rounding": "stochastic"}])
 def test_what_casts_are_set_to_is_nothing_to_a_block_without_them(norm, options):
-    """A sweep sets it for its other arms, and a plan or `skip_blocks` for the other blocks."""
+    """Settings of casts do not matter to a block without casts.
+
+    A sweep sets them for its other arms, and a plan or `skip_blocks` for the other blocks.
+    """
     assert_same(decoder(norm=NORMS[norm], formats=precision("bf16", **options)))
 
 
@@ -265,7 +268,10 @@ def forward_of(block, in_two):
 
 
 def kept_bytes(forward, parameters, size):
-    """By a block's forward for its backward, parameters left out: they are there anyway; and what it gives."""
+    """Return the bytes that a block's forward keeps for its backward, and its output.
+
+    Parameters do not count, because they exist anyway.
+    """
     kept = {}
 
     def keep(x):
@@ -275,7 +281,7 @@ def kept_bytes(forward, parameters, size):
         return x
 
     x = torch.randn(2, 64, size, generator=torch.Generator().manual_seed(3)).bfloat16().requires_grad_()
-    rope = torch.arange(64.0)[:, None] * torch.ones(size // 8)  # of four heads
+    rope = torch.arange(64.0)[:, None] * torch.ones(size // 8)  # angles for four heads
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         y, seen, _ = forward(x, rope)
     (dx,) = torch.autograd.grad(y.float().square().sum(), x)
@@ -287,9 +293,9 @@ def kept_bytes(forward, parameters, size):
     ("norm", "row"), [("rmsnorm", "mxfp8"), ("mxnorm p2", "mxfp8"), ("rmsnorm", "bf16"), ("rmsnorm", "fp8_blockwise")]
 )
 def test_compiled_without_a_break_and_without_more_memory(norm, row):
-    """A compiler that saw operands of wgrad as functions of the input alone would keep them: half as much again.
+    """A compiler that saw wgrad's operands as functions of the input alone would keep half as much again.
 
-    It decides that before it makes code, which tests in train/ and numerics/ ask of.
+    It decides that before it makes code. Tests in train/ and numerics/ cover the code.
     """
     configure_torch(compile=True)
     model, kept = decoder(norm=NORMS[norm], **ROWS[row]), []
@@ -315,7 +321,10 @@ def test_compiled_without_a_break_and_without_more_memory(norm, row):
 )
 @pytest.mark.parametrize("compiles", [False, True])
 def test_on_a_gpu_both_ways_are_close(norm, row, compiles):
-    """Kernels sum in another order and have their own exp, so an operand here and there is rounded to a neighbour."""
+    """On a GPU the fused block stays close to the modules.
+
+    Kernels sum in another order and have their own exp, so an operand may be rounded to a neighbour.
+    """
     configure_torch(compile=compiles)
     model = decoder(norm=NORMS[norm], **ROWS[row]).cuda()
     assert all(block.fused is not None for block in model.layers)

@@ -1,6 +1,6 @@
-"""The loss in chunks beside that of whole logits: the same bits of one chunk, the same roundings of several.
+"""The loss in chunks equals that of whole logits: the same bits for one chunk, the same roundings for several.
 
-The second is what training computed before there were chunks.
+Training computed whole logits before there were chunks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def chunks_of(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
 def test_one_chunk_has_every_bit_of_whole_logits(
     monkeypatch: pytest.MonkeyPatch, gemms: Gemms, dtype: torch.dtype
 ) -> None:
-    """Runs of before are resumed to the bit. A recipe with casts is one chunk, however few tokens it should have."""
+    """Earlier runs are resumed to the bit. A recipe with casts is one chunk, however few tokens a chunk may have."""
     if gemms == CAST:
         chunks_of(monkeypatch, 64)
     x, weight, targets = drawn(dtype)
@@ -63,7 +63,7 @@ def given_divisor(x: Tensor, weight: Tensor, targets: Tensor, linear: Linear) ->
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_chunks_change_nothing_but_the_order_of_dws_sum(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """Four chunks, the last with 8 tokens. dW is the FP32 sum of all tokens, rounded once."""
+    """There are four chunks, the last with 8 tokens. dW is the FP32 sum over all tokens, rounded once."""
     x, weight, targets = drawn(dtype)
     whole = of_whole_logits(x, weight, targets, Linear(PLAIN))
     wanted_dx, _ = torch.autograd.grad(whole, (x, weight))
@@ -80,7 +80,7 @@ def test_chunks_change_nothing_but_the_order_of_dws_sum(monkeypatch: pytest.Monk
     error = (dweight - exact).abs()
     if dtype == FP32:
         assert error.max() <= 1e-6 * exact.abs().max()
-    else:  # an FP32 sum is far nearer than half a bf16 step, so only near a tie is another neighbour taken
+    else:  # an FP32 sum errs by far less than half a bf16 step, so only near a tie is another neighbour taken
         assert (dweight == exact.to(BF16)).float().mean() > 0.995
         assert (error <= exact.abs() * 2**-8 * 1.01 + 1e-9).all()
 
@@ -121,7 +121,7 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits(monkeypatch: pytest.MonkeyPa
     assert loss.requires_grad == gradients
     with Largest() as whole:
         of_whole_logits(x, weight, targets, Linear(PLAIN))
-    assert whole.elements == TOKENS * WORDS  # or the class above would see nothing
+    assert whole.elements == TOKENS * WORDS  # otherwise the class above would see nothing
 
 
 @pytest.mark.parametrize(("vocabulary", "tokens"), [(128_256, 4096), (32_000, 16_384), (64, 2**20), (2**30, 1)])
@@ -133,7 +133,7 @@ def test_a_chunk_is_a_power_of_two_of_about_a_gibibyte(vocabulary: int, tokens: 
 
 @pytest.mark.gpu
 def test_on_a_gpu_too_and_in_its_memory() -> None:
-    """Several chunks of the usual size beside whole logits, as autograd and torch's own cross-entropy have them."""
+    """Several chunks of the usual size agree with whole logits, by autograd and torch's own cross-entropy."""
     tokens, size, words, gib = 5000, 256, 128_256, 2**30
     torch.manual_seed(0)
     x, weight = (torch.randn(n, size, dtype=BF16, device="cuda", requires_grad=True) for n in (tokens, words))

@@ -1,4 +1,4 @@
-"""Both operands of a tensor are below one absmax, found in one pass, but where one of them is below another."""
+"""Both operands of a tensor share one absmax, found in one pass, unless their casts need different ones."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SQUARE, DRAWN = replace(BELOW, two_dimensional=True), replace(BELOW, rounding="s
 TURN = Hadamard(size=16, signs="seed")
 ALL = dict.fromkeys(OPERANDS, BELOW)
 
-# A block has four linears, and each has X, W and dH; two of them read a norm. What differs from `ALL`, whether the gain
-# is folded, and how many passes a step has for the absmax of its 24 operands.
+# A block has four linears, each with X, W and dH. Two of them read a norm. The columns say what differs from `ALL`,
+# whether the gain is folded, and how many passes a step makes for the absmax of its 24 operands.
 RECIPES = {
     "every operand": ({}, False, 12),
     "square weights and random gradients": (
@@ -58,7 +58,7 @@ MISLED = [name for name, (changes, *_) in RECIPES.items() if "transform" in str(
 
 
 def decoder(name):
-    """Compute the same by the reference, with gains that are not 1."""
+    """Return a decoder with gains that are not 1, computed by the reference."""
     changes, folds, _ = RECIPES[name]
     gemms = Gemms(**ALL | changes)
     precision = config.Precision(
@@ -100,7 +100,7 @@ def same(one, other):
 
 @pytest.fixture
 def passes(monkeypatch):
-    """One entry for every absmax that was found, compiled or not."""
+    """Return a list that gets one entry for every absmax that is found, compiled or not."""
     kernel = import_module("mxstudy.kernels.cast_any")
     seen, find = [], kernel.outer_scale
     monkeypatch.setattr(kernel, "outer_scale", lambda x, cast: seen.append(cast) or find(x, cast))
@@ -121,7 +121,7 @@ def test_a_step_has_the_references_bits_in_that_many_passes(name, passes):
 @pytest.mark.integration
 @pytest.mark.parametrize("name", MISLED)
 def test_a_pass_that_is_shared_too_often_is_found_out(name, monkeypatch):
-    """Show that the test above fails if every operand gets the absmax of the tensor itself."""
+    """The test above fails if every operand gets the absmax of the tensor itself."""
     model = decoder(name)
     expected, shared = step(model), operands.shared_absmax
 
@@ -147,7 +147,7 @@ def test_a_pass_that_is_shared_too_often_is_found_out(name, monkeypatch):
     ],
 )
 def test_a_gradient_is_read_once_for_both_casts(name, kernels, monkeypatch):
-    """Unless one of them is random or transformed."""
+    """One pass reads a gradient for both casts, unless one of them is random or transformed."""
     calls, both = [], operands.cast_any_both
     with monkeypatch.context() as patch:
         patch.setattr(operands, "cast_any_both", lambda dh, *given: calls.append(dh.shape) or both(dh, *given))
@@ -168,7 +168,7 @@ def test_a_folded_weight_has_another_absmax(monkeypatch):
 
 @pytest.mark.integration
 def test_an_evaluation_has_one_scale_a_row(passes):
-    """So a sequence's result depends on that sequence alone, after a training step and before the next."""
+    """A sequence's result depends on that sequence alone, after a training step and before the next."""
     model = decoder("every operand")
     with evaluated(model):
         expected = model(tokens())
@@ -194,7 +194,7 @@ def test_operands_below_different_scales_share_nothing(scale, operand):
 @pytest.mark.slow
 @each("name", ["every operand", "wgrad's transform"])
 def test_compiled_it_is_found_as_often(name, passes):
-    """A compiler neither finds it again in the backward nor moves an operand's own pass out of it."""
+    """A compiler neither finds an absmax again in the backward nor moves an operand's own pass out of it."""
     configure_torch(compile=True)
     block = fused(decoder(name)).layers[0]
     x = torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(3)).bfloat16().requires_grad_()

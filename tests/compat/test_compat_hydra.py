@@ -1,4 +1,4 @@
-"""Hydra: what mxstudy.compat.hydra takes from its inside is there, and does what it is taken for."""
+"""Hydra still has the internal parts that mxstudy.compat.hydra uses, and they do what it expects."""
 
 from __future__ import annotations
 

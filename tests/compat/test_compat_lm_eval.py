@@ -1,4 +1,4 @@
-"""lm-eval: what mxstudy.compat.lm_eval sets is what lm-eval reads."""
+"""lm-eval reads what mxstudy.compat.lm_eval sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 
 class Twice(NamedTask):
-    """Two requests, whatever the documents."""
+    """A task with two requests, whatever the documents."""
 
     OUTPUT_TYPE = "loglikelihood"
 
@@ -30,7 +30,7 @@ class Twice(NamedTask):
             yield Instance("loglikelihood", {}, ("a", "b"), 0, metadata=(self.config.task, number, world_size + rank))
 
 
-Twice.__abstractmethods__ = frozenset()  # documents are not asked for here
+Twice.__abstractmethods__ = frozenset()  # nothing here asks for documents
 
 
 def test_the_name_is_that_of_the_config() -> None:

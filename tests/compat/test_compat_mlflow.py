@@ -1,4 +1,4 @@
-"""MLflow: the variables, loggers, tags and addresses of mxstudy.compat.mlflow are those that MLflow reads."""
+"""MLflow reads the variables, loggers, tags and addresses of mxstudy.compat.mlflow."""
 
 from __future__ import annotations
 

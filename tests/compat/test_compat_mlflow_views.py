@@ -1,4 +1,4 @@
-"""MLflow: the pages read the keys that mxstudy.compat.mlflow_views writes, and have the sections that it names."""
+"""MLflow's pages read the keys that mxstudy.compat.mlflow_views writes, and have the sections that it names."""
 
 from __future__ import annotations
 

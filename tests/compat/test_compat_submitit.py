@@ -1,4 +1,4 @@
-"""submitit: what mxstudy.compat.submitit relies on, against an sbatch of our own."""
+"""submitit does what mxstudy.compat.submitit relies on, with an sbatch of our own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mxstudy.reader import ConfigError
 
 @pytest.fixture
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on PATH with an sbatch that obeys as the file `says` tells it, and an srun."""
+    """Put an sbatch and an srun on the PATH, and return the folder whose file `says` tells sbatch what to answer."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("sbatch", "srun"):
@@ -26,7 +26,7 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def nothing() -> None:
-    """A job that has nothing to do."""
+    """Do nothing, as a job."""
 
 
 def test_an_array_has_a_job_id_and_a_log_for_each(sbatch: Path, tmp_path: Path) -> None:

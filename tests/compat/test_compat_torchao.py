@@ -1,4 +1,4 @@
-"""torchao: its MX tensor takes the arguments that mxstudy.compat.torchao gives it, and decodes to what they mean."""
+"""torchao's MX tensor takes the arguments that mxstudy.compat.torchao gives it, and decodes to what they mean."""
 
 from __future__ import annotations
 

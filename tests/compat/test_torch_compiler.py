@@ -1,6 +1,6 @@
-"""torch.compile: what mxstudy.compat.torch_compiler changes is there, and has the effect that it is changed for.
+"""torch.compile still has what mxstudy.compat.torch_compiler changes, and the changes have their effect.
 
-With a new torch: if a test of the first half fails, look in torch/_dynamo and torch/_inductor for where that part went.
+If a test of the first half fails with a new torch, look in torch/_dynamo and torch/_inductor for where that part went.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def untouched() -> None:
 
 @pytest.mark.slow
 def test_torch_has_what_would_drop_roundings() -> None:
-    """In a process of its own, because this one may have been changed already."""
+    """It runs in a process of its own, because this one may have been changed already."""
     process = forked.context().Process(target=untouched)
     process.start()
     process.join()

@@ -1,4 +1,4 @@
-"""FSDP2: the warning that is ignored has the words that it is recognised by; a weight's own all-gather is asked."""
+"""FSDP2's ignored warning has the words by which it is recognised, and FSDP2 asks for a weight's own all-gather."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_that_warning_alone_is_ignored() -> None:
 
 
 class Told:
-    """Gathers a weight as it is, and keeps what it was asked."""
+    """A weight that is gathered as it is, and keeps the questions that it was asked."""
 
     def __init__(self, block: nn.Module) -> None:
         self.block, self.asked = block, []
@@ -56,7 +56,10 @@ class Told:
 
 
 def test_a_weight_is_gathered_as_its_shard_says_and_knows_for_which_direction() -> None:
-    """Memory comes after the sharding, and an optimizer's step changes nothing; the other rank is not there."""
+    """A weight is gathered as its shard says, and knows for which direction.
+
+    Memory comes after the sharding, and an optimizer's step changes nothing. The other rank does not exist.
+    """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         with torch.device("meta"):

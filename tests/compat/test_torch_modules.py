@@ -1,4 +1,4 @@
-"""torch.nn.Module: the tables that mxstudy.compat.torch_modules reads are where torch puts every kind of hook."""
+"""torch.nn.Module keeps every kind of hook in the tables that mxstudy.compat.torch_modules reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tab completion: the words that can follow, and the scripts of the shells, which are called as a shell calls them."""
+"""Tab completion offers the words that can follow, and the shells' scripts work when called as a shell calls them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ compadd() { shift $@[(ie)--]; (( $# )) && printf '%s|' $@ }
 words=("${(@s: :)1}") CURRENT=$#words PREFIX=$words[-1]
 _mxstudy_python
 """
-ASKED = {  # a command, and what bash and zsh offer
+ASKED = {  # {command: what bash and zsh offer}
     "-m mxstudy +experiment=quick": ("quickstart |", "+experiment=quickstart|"),
     "-m mxstudy +experiment=quickstart norm=rmsnorm,mxnorm_po": (
         "rmsnorm,mxnorm_postround |",

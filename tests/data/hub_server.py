@@ -1,7 +1,7 @@
-"""A Hugging Face hub of one data set and one commit, served from a folder; and, as a program, a user of it.
+"""Serve a Hugging Face hub of one data set and one commit from a folder, or, as a program, use it.
 
-python hub_server.py FOLDER NAME CALLS: each of CALLS, JSON of lists [data, part, row], is read from that place on;
-prints JSON of what each gave, a text or the refusal, and of what was asked of the server meanwhile.
+python hub_server.py FOLDER NAME CALLS reads from each of the places in CALLS, JSON of lists [data, part, row]. It
+prints JSON of what each read gave, a text or the refusal, and of what was asked of the server meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LINE = "GET {} {}"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """What `datasets` and `huggingface_hub` ask for: the commit of a revision, folders, files or ranges of them."""
+    """Answers `datasets` and `huggingface_hub`: the commit of a revision, folders, files or ranges of them."""
 
     protocol_version = "HTTP/1.1"
     root: Path
@@ -86,7 +86,7 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing on the terminal."""
+        """Write nothing to the terminal."""
 
 
 def main() -> None:

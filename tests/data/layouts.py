@@ -1,4 +1,4 @@
-"""Small data sets in the layouts that three of the hub's have."""
+"""Make small data sets in the layouts of three data sets of the hub."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ configs:
 
 
 def lines(path: Path, texts: list[str], field: str = "text") -> None:
-    """JSON lines, compressed as the file's name says."""
+    """Write JSON lines, compressed as the file's name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with pyarrow.output_stream(str(path), compression="detect" if path.suffix != ".zst" else "zstd") as file:
         file.write("".join(json.dumps({field: text, "meta": {"n": 1}}) + "\n" for text in texts).encode())
@@ -67,7 +67,7 @@ LAYOUTS = {"slimpajama": slimpajama, "fineweb_edu": fineweb_edu, "starcoder": st
 
 
 def choice(name: str, **fields) -> config.HuggingFace:
-    """conf/data/NAME.yaml, with some fields changed."""
+    """Return conf/data/NAME.yaml with some fields changed."""
     values = yaml.safe_load((CONF / "data" / f"{name}.yaml").read_text())
     del values["defaults"]
     return read(config.HuggingFace, values | fields)

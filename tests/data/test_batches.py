@@ -17,7 +17,7 @@ from mxstudy.reader import ConfigError
 
 
 def shards_of(folder: Path, train: int, validation: int = 0, file_tokens: int = 10**6) -> Shards:
-    """Shards whose tokens are 0, 1, 2, ... (training) and 10000, 10001, ... (validation)."""
+    """Return shards whose tokens are 0, 1, 2, ... (training) and 10000, 10001, ... (validation)."""
     files = {}
     for split, ids in {"train": np.arange(train), "validation": 10_000 + np.arange(validation)}.items():
         for number, start in enumerate(range(0, len(ids), file_tokens)):
@@ -132,7 +132,7 @@ def test_permutation_needs_no_table():
 
 @pytest.mark.parametrize("size", [10, 100])
 def test_permutations_of_epochs_are_uniform(size):
-    """Where window 0 and window 1 go, over many epochs: chi-square against uniform, singly and as a pair's distance."""
+    """Over many epochs, chi-square holds the places of windows 0 and 1, and their distance, against uniform ones."""
     epochs = np.arange(20_000, dtype=np.uint64)
     first, second = (permute(np.full_like(epochs, i), size, 0, epochs).astype(np.int64) for i in (0, 1))
     for draws, bins in ((first, size), (second, size), ((first - second) % size - 1, size - 1)):
@@ -151,7 +151,10 @@ BLEND = Blend(
 
 @pytest.fixture
 def blended(tmp_path: Path) -> Batches:
-    """Corpus a has 50 windows in training and 9 in validation, b 30 and 12; its tokens are 5000 more."""
+    """Return batches of two corpora, a and b.
+
+    a has 50 windows in training and 9 in validation, b has 30 and 12, and its tokens are 5000 more.
+    """
     shards = {}
     for name, train, validation in (("a", 501, 95), ("b", 301, 125)):
         (tmp_path / name).mkdir()
@@ -176,7 +179,7 @@ def test_a_corpus_goes_on_where_it_stopped_when_the_blend_changes(blended):
     assert [n for n in samples[80:] if n < 5000] == []
     assert (len(in_a), len(in_b)) == (60, 100)
     assert sorted(in_a[:50]) == list(range(0, 500, 10))
-    for epoch in range(3):  # the second begins in the first phase's last steps or the second phase's first ones
+    for epoch in range(3):  # the second begins in the last steps of the first phase or the first steps of the second
         assert sorted(in_b[30 * epoch : 30 * epoch + 30]) == list(range(5000, 5300, 10))
 
 
@@ -191,7 +194,7 @@ def test_ranks_and_micro_batches_take_slices_of_a_blended_batch(blended):
 
 
 def test_validation_has_the_training_s_share_of_each_corpus(blended):
-    """60 of 160 samples are a's."""
+    """60 of 160 samples are from a."""
     assert blended.validation_shares(16) == {"a": 6, "b": 10}
     tokens_BT = blended.validation(16)[0]
     assert tokens_BT[:6, 0].tolist() == [10_000 + 10 * (n * 9 // 6) for n in range(6)]

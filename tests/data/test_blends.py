@@ -1,4 +1,4 @@
-"""Several corpora: their identities, one tokenizer for all, their shards, and errors that name the corpus."""
+"""Several corpora have identities, one tokenizer, and shards, and errors name the corpus."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def two(tmp_path: Path) -> Blend:
 
 
 def silent(line: str) -> None:
-    """Say nothing."""
+    """Print nothing."""
 
 
 def test_the_identity_has_that_of_each_corpus_and_of_one_alone_is_its_own(two: Blend) -> None:
@@ -42,7 +42,7 @@ def test_the_identity_has_that_of_each_corpus_and_of_one_alone_is_its_own(two: B
 
 
 def test_all_corpora_have_the_tokenizer_of_the_largest_in_the_first_phase(two: Blend, tmp_path: Path) -> None:
-    assert set(blends.locate(two, BPE, tmp_path)) == {"b"}  # of the other one the tokenizer is not known yet
+    assert set(blends.locate(two, BPE, tmp_path)) == {"b"}  # the tokenizer of the other one is not known yet
     prepared = dict(blends.prepare(two, BPE, tmp_path, silent))
     assert list(prepared) == ["b", "a"]
     tokenizers = [one.tokenizer() for one in prepared.values()]
@@ -108,7 +108,7 @@ def test_a_text_that_one_corpus_divides_is_not_another_ones_to_train_on(tmp_path
     def blended(other: Files) -> Blend:
         return Blend(corpora={"a": book, "b": other}, phases=(Phase(weights={"a": 1, "b": 1}),))
 
-    blends.identity(blended(copy), config.Bytes())  # divides it at the same place
+    blends.identity(blended(copy), config.Bytes())  # divides the text at the same place
     message = r"^data\.corpora: b has a text of which a keeps the last part for validation; leave it out of one of them"
     with pytest.raises(ConfigError, match=message):
         blends.identity(blended(more), config.Bytes())

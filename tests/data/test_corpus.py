@@ -1,4 +1,4 @@
-"""Every source: order, identity, split, and what it refuses."""
+"""Every source has an order, an identity and a split, and refuses what it cannot read."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ def texts(data) -> list[str]:
 
 @pytest.fixture
 def fake_python(tmp_path, monkeypatch):
-    """A standard library and installed packages of our own, where sysconfig is told to look."""
+    """Replace the standard library and the installed packages by files of our own, where sysconfig looks."""
     standard = tmp_path / "lib" / "python3"
     roots = {"stdlib": standard, "purelib": standard / "site-packages", "platlib": tmp_path / "lib64"}
     monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(roots[name]))

@@ -1,4 +1,4 @@
-"""Random tensors against the moments and tails of what they are named after."""
+"""Random tensors have the moments and tails that their names say."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_seed_gives_one_float32_tensor(name: str) -> None:
 
 @each("name", DISTRIBUTIONS)
 def test_a_generator_goes_on_from_where_it_was(name: str) -> None:
-    """Else every draw of a measurement would be the same one."""
+    """Otherwise every draw of a measurement would be the same."""
     generator = torch.Generator().manual_seed(0)
     first, second = (DISTRIBUTIONS[name]((4, 8), generator) for _ in range(2))
     assert not torch.equal(first, second)
@@ -50,7 +50,7 @@ def test_a_generator_goes_on_from_where_it_was(name: str) -> None:
     ],
 )
 def test_mean_spread_and_tails(name: str, mean: float, std: float, fourth: float) -> None:
-    """Of half a million numbers; `fourth`: the fourth moment of the centred ones over std^4."""
+    """Half a million numbers have these moments. `fourth` is the fourth central moment divided by std^4."""
     x = draw(name).double()
     centred = x - x.mean()
     assert x.mean().item() == pytest.approx(mean, abs=6 * std / math.sqrt(x.numel()))
@@ -83,7 +83,7 @@ def test_outliers_are_the_same_features_of_every_row(features: int) -> None:
     [
         ("gaussian", 1.0, 0.86, 0.03),
         ("uniform", 1 / math.sqrt(3), 12.5, 0.1),  # in -1..1: with a variance of 1 its maximum is 1.73, below 1.75
-        ("laplace", math.sqrt(2), 0.77, 0.03),  # of density exp(-|x|) / 2
+        ("laplace", math.sqrt(2), 0.77, 0.03),  # its density is exp(-|x|) / 2
         ("gelu", 1.0, 0.8, 0.12),
         ("gain 1.02 +- 0.003", 1.0, 0.0, 0.0),
         ("gain 0.99 +- 0.003", 1.0, 98.6, 0.3),
@@ -91,9 +91,9 @@ def test_outliers_are_the_same_features_of_every_row(features: int) -> None:
     ],
 )
 def test_the_last_bin_of_the_ocp_rule(name: str, scale: float, percent: float, off_by: float) -> None:
-    """Percent of elements above 448 scales, E4M3 under `floor`, as counted with public code for blocks of 32.
+    """The percentage of elements above 448 scales, E4M3 under `floor`, is what public code counts for blocks of 32.
 
-    Where in its binade a block's maximum lies decides, so it depends on the scale, and repeats with factors of 2.
+    It depends on where a block's maximum lies in its binade. So it depends on the scale, and repeats with factors of 2.
     """
     x = scale * draw(name)
     assert 100 * overflow_fraction(quantize(x, "E4M3", scale_rule="floor"), x).item() == pytest.approx(
@@ -102,7 +102,7 @@ def test_the_last_bin_of_the_ocp_rule(name: str, scale: float, percent: float, o
 
 
 def test_the_last_bin_of_gains_follows_from_the_block_maximum() -> None:
-    """Gains between 0.875 and 1 all overflow, unless one of their block is at least 1: then none does."""
+    """Gains between 0.875 and 1 all overflow, unless one gain of their block is at least 1: then none does."""
     x = draw("gain 0.95 +- 0.02")
     blocks = x.numpy().reshape(-1, 32)
     overflowing = (blocks > 0.875) & (blocks.max(-1, keepdims=True) < 1)

@@ -1,4 +1,4 @@
-"""The set of digests against Python's own."""
+"""The set of digests agrees with Python's own set."""
 
 import hashlib
 
@@ -33,10 +33,10 @@ def test_as_a_set_of_python_would():
 
 @pytest.mark.integration
 def test_collisions_are_told_apart():
-    """All of them want the same slot, and one begins with the zeros that mark a slot as free."""
+    """All digests want the same slot, and one begins with the zeros that mark a free slot."""
     keys = np.zeros((3000, 4), np.uint64)
     keys[:, 0] = np.arange(3000)
-    keys[0, 2] = 9  # what is not compared
+    keys[0, 2] = 9  # a part that is not compared
     keys[1, 0] = 3000
     assert DigestSet().add(keys.tobytes()).all()
     assert DigestSet().add(np.concatenate([keys, keys]).tobytes()).tolist() == [True] * 3000 + [False] * 3000

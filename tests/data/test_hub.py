@@ -1,4 +1,4 @@
-"""Mirrors in the layouts of the hub's data sets: which files, in which order, read on from anywhere, and refusals."""
+"""Mirrors of the hub's data sets give the right files in the right order, from any place on, or are refused."""
 
 import hashlib
 import os
@@ -46,7 +46,7 @@ def test_it_is_read_on_from_every_place(mirror):
 
 @every
 def test_its_identity_is_that_of_the_hub(mirror):
-    """What is trained on a mirror is found again where there is none, without a network."""
+    """What was trained on a mirror is found again where there is none, without a network."""
     away = config.HuggingFace(**vars(mirror) | {"mirror": None})
     assert corpus.identity(mirror) == corpus.identity(away)
     assert corpus.identity(away) == {"kind": "hugging_face", "name": away.name, "revision": "main"}
@@ -66,7 +66,7 @@ def test_without_a_network_the_error_says_what_to_do(name):
 
 
 def test_folders_are_looked_into_before_work_begins(tmp_path):
-    """One whose files have other columns is refused at once, however far behind it comes."""
+    """A folder whose files have other columns is refused at once, however late its turn comes."""
     starcoder(tmp_path)
     table(tmp_path / "yaml" / "train-00000-of-00001.parquet", ["a"], "text")
     corpus.check(choice("starcoder", mirror=str(tmp_path)))
@@ -109,7 +109,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def note(root: Path, name: str, etag: str, commit: str = COMMIT) -> None:
-    """As huggingface_hub writes it beside what it downloads."""
+    """Write the note that huggingface_hub writes beside a download."""
     path = root / ".cache" / "huggingface" / "download" / f"{name}.metadata"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{commit}\n{etag}\n1700000000.0\n")
@@ -141,7 +141,7 @@ def test_a_file_that_is_not_the_hubs_is_refused(tmp_path):
 
 
 def test_a_bad_row_costs_nothing_that_was_done(tmp_path, monkeypatch):
-    """A mirror that is put right goes on from the row that was bad."""
+    """A mirror that has been repaired goes on from the row that was bad."""
     monkeypatch.setattr(build, "BATCH_CHARACTERS", 20)
     for root in ("good", "bad"):
         slimpajama(tmp_path / root)

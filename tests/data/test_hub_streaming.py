@@ -1,4 +1,4 @@
-"""Streaming from a hub over HTTP, one of our own on this machine: the same documents as from a mirror."""
+"""Streaming over HTTP, from a hub on this machine, gives the same documents as a mirror."""
 
 import json
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 
 def stream(tmp_path: Path, name: str, *calls) -> list[dict]:
-    """What each (data, part, row) gives, in a process that takes this hub for the only one."""
+    """Return what each (data, part, row) gives, in a process that knows no other hub."""
     LAYOUTS[name](tmp_path / "hub")
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -38,7 +38,7 @@ def test_what_is_streamed_is_what_a_mirror_gives(tmp_path, name):
     assert rest["found"] == EXPECTED[name][8:]
     files = [request for request in whole["asked"] if ".parquet" in request or ".jsonl" in request]
     later = [request for request in rest["asked"] if ".parquet" in request or ".jsonl" in request]
-    assert len(later) == len(files) - 1  # the first file is not asked for again
+    assert len(later) == len(files) - 1  # the first file is not requested again
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""One text alone is cut in two; files for validation are its whole; what cannot be divided is refused in one line."""
+"""A single text is cut in two, validation files stay whole, and what cannot be divided is refused in one line."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def outside(folder: Path) -> config.Files:
 
 def blended(folder: Path) -> config.Blend:
     own = files(folder, validation_paths=("b.txt",))
-    assert config.blend_of(own).corpora == {"files": own}  # alone it may
+    assert config.blend_of(own).corpora == {"files": own}  # allowed when it stands alone
     both = {"mine": own, "other": config.PySource()}
     return config.Blend(corpora=both, phases=(config.Phase(weights=dict.fromkeys(both, 1.0)),))
 

@@ -1,4 +1,4 @@
-"""A preparation that is killed goes on where it was: its files have the bytes of one that was left alone."""
+"""A preparation that is killed continues where it was, and its files have the bytes of an undisturbed one."""
 
 import json
 import os
@@ -19,9 +19,9 @@ from mxstudy.data.shards import locate, prepare, verify
 from mxstudy.reader import ConfigError
 
 BPE = config.TrainedBPE(vocab_size=280)
-ROWS = [f"document {i % 300}: {'words ' * (i % 7)}" for i in range(400)]  # a hundred of them twice
+ROWS = [f"document {i % 300}: {'words ' * (i % 7)}" for i in range(400)]  # a hundred of them are there twice
 
-# Prepares in another process and says each line of progress; waits for a line of ours after each.
+# Prepares in another process, and prints each line of progress. After each it waits for a line of ours.
 CHILD = """
 import sys
 from pathlib import Path
@@ -49,13 +49,13 @@ def data(tmp_path):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Batches of a few documents, files of a few batches, and a note after each."""
+    """Make batches of a few documents and files of a few batches, with a note after each."""
     for name, value in {"BATCH_CHARACTERS": 200, "MAX_FILE_TOKENS": 500, "NOTE_EVERY_S": 0.0}.items():
         monkeypatch.setattr(build, name, value)
 
 
 def silent(line: str) -> None:
-    """Lines of progress."""
+    """Ignore lines of progress."""
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -73,7 +73,7 @@ def stop_after(batches: int):
 
 
 def interrupted(data, cache: Path, batches: int) -> Path:
-    """The folder of a preparation that left after so many batches."""
+    """Return the folder of a preparation that stopped after so many batches."""
     with pytest.raises(KeyboardInterrupt):
         prepare(data, BPE, cache, silent, on_counts=stop_after(batches))
     return locate(data, BPE, cache)[0].with_suffix(".partial")
@@ -116,7 +116,7 @@ def test_sigkill_and_on(tmp_path, data, small, workers, lines):
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["state.json", "manifest.json"])
 def test_killed_as_it_notes(tmp_path, data, small, monkeypatch, name):
-    """Just before the file takes its place, and just after."""
+    """It is killed just before the file takes its place, and just after."""
     undisturbed = contents(prepare(data, BPE, tmp_path / "undisturbed", silent).folder)
     replace = partial.replace_file
     for number, after in enumerate((False, True)):

@@ -1,4 +1,4 @@
-"""Which corpus a sample is taken from: exact shares, phases, decks, and nothing that depends on the order of asking."""
+"""A sample's corpus follows exact shares, phases and decks, and does not depend on the order of asking."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TWO = Blend(
 
 
 def dealt(samples: Sampling, steps: range) -> list[tuple[str, int]]:
-    """The corpus and number of each sample of these steps, in order."""
+    """Return the corpus and number of each sample of these steps, in order."""
     rows = np.arange(samples.batch_size)
     found = []
     for step in steps:
@@ -35,7 +35,7 @@ def dealt(samples: Sampling, steps: range) -> list[tuple[str, int]]:
 
 @pytest.fixture(params=[4096, 8, 10, 1000])
 def deck(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Decks that hold a phase whole, or a part of a batch."""
+    """Return the size of decks that hold a whole phase, or a part of a batch."""
     monkeypatch.setattr(sampling, "DECK", request.param)
     return int(request.param)
 
@@ -102,7 +102,7 @@ def test_a_small_weight_makes_larger_decks(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_corpus_as_large_as_that_of_the_recipe_needs_no_table() -> None:
-    """15 trillion tokens in windows of 8192."""
+    """15 trillion tokens in windows of 8192 need no table."""
     samples = Sampling(TWO, 2_384_186, 768, data_seed=0)
     assert sum(samples.samples_until(2_000_000).values()) == 2_000_000 * 768
     assert len(dealt(samples, range(2_384_185, 2_384_186))) == 768

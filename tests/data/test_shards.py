@@ -1,4 +1,4 @@
-"""Prepared once, whole or not at all; what the manifest says is what the files hold."""
+"""Shards are prepared once, whole or not at all, and the manifest says what the files hold."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from mxstudy.reader import ConfigError
 ROWS = [f"document {i}: {'words ' * (i % 7)}" for i in range(60)]
 BPE = config.TrainedBPE(vocab_size=280)
 
-# Prepares in another process and says each line of progress; waits for a line of ours after each.
+# Prepares in another process, and prints each line of progress. After each it waits for a line of ours.
 CHILD = """
 import sys
 from pathlib import Path
@@ -59,7 +59,7 @@ def cache(tmp_path):
 
 
 def documents(shards, split) -> list[str]:
-    """The split decoded, cut at EOS; the last document must end too."""
+    """Return the decoded split, cut at EOS. The last document must end too."""
     ids = shards.tokens(split)[:]
     tokenizer = shards.tokenizer()
     *parts, rest = np.split(ids, np.flatnonzero(ids == tokenizer.eos_id) + 1)
@@ -248,7 +248,7 @@ def child(data, cache):
 
 @pytest.mark.integration
 def test_two_processes_prepare_once(data, cache, child):
-    """The child holds the lock until we have said that we wait for it; then we open what it made."""
+    """The child holds the lock until we have said that we wait for it. Then we open what it made."""
     lines = []
 
     def report(line: str) -> None:
@@ -266,7 +266,7 @@ def test_two_processes_prepare_once(data, cache, child):
 @pytest.mark.integration
 @pytest.mark.parametrize("lines", [1, 3])
 def test_a_killed_process_leaves_nothing_half_made(data, cache, tmp_path, child, lines):
-    """Killed after the tokenizer was trained, and between batches of documents."""
+    """It is killed after the tokenizer was trained, and between batches of documents."""
     for _ in range(lines):
         assert child.stdout.readline()
         if lines > 1:

@@ -1,4 +1,4 @@
-"""Round trips, EOS, one training only, and what is refused."""
+"""Tokenizers make round trips, end documents with EOS, are trained once, and refuse what they cannot do."""
 
 import os
 
@@ -30,7 +30,7 @@ def bpe(tmp_path, vocab_size=300, **fields):
 
 
 def pretrained(tmp_path, special_tokens, name="given.json"):
-    """A tokenizer.json with the habits that must not reach a corpus: a BOS, truncation, padding."""
+    """Write a tokenizer.json with habits that must not reach a corpus: a BOS, truncation, padding."""
     backend = tokenization.byte_level(tokenizers.models.BPE())
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=300,

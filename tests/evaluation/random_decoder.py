@@ -1,4 +1,4 @@
-"""A decoder with random weights whose gains count."""
+"""Make a decoder with random weights and with gains that matter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mxstudy.numerics.cast import BlockCast
 
 
 def random_decoder(model: config.Decoder, norm: config.Norm, seed: int) -> Decoder:
-    """Return an FP32 model: weights drawn by `seed`, gains (around 1) and biases (around 0) by the next seed."""
+    """Return an FP32 model with weights drawn by `seed`, gains (around 1) and biases (around 0) by the next seed."""
     built = Decoder(model, norm, BlockCast(), torch.float32)
     built.init_weights(seed)
     generator = torch.Generator().manual_seed(seed + 1)

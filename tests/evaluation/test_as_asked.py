@@ -1,4 +1,4 @@
-"""A trained model is asked so that an answer depends on its question alone, whatever recipe it was trained under."""
+"""An answer depends on its question alone, whatever recipe the model was trained with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mxstudy.numerics.formats import is_random
 from mxstudy.train.loop import train_step
 
 CPU = torch.device("cpu")
-MODEL = replace(TINY, init="mitchell")  # attention counts for as much as the embedding
+MODEL = replace(TINY, init="mitchell")  # attention matters as much as the embedding
 STOCHASTIC = Cast(format="E4M3", rounding="stochastic", random_bits=8)
 ALL_STOCHASTIC = Gemms(
     forward_x=STOCHASTIC, forward_w=STOCHASTIC, dgrad_dh=STOCHASTIC, wgrad_dh=STOCHASTIC, wgrad_x=STOCHASTIC
@@ -50,7 +50,7 @@ def decoder(row: str, compute: str = "fp32", evaluates: bool = True) -> Decoder:
 
 
 def questions() -> list[Request]:
-    """Of many lengths, so that batches of several sizes have others beside them."""
+    """Return questions of many lengths, so that batches of several sizes have others beside them."""
     draw = torch.Generator().manual_seed(0)
     texts = [torch.randint(0, 128, (int(n),), generator=draw).tolist() for n in torch.arange(4, 24)]
     return [Request(tuple(text[:-2]), tuple(text[-2:])) for text in texts]
@@ -126,7 +126,7 @@ def test_joined_blocks_stay_joined_and_come_back(row: str) -> None:
 
 
 def test_a_joined_block_whose_evaluation_has_no_kernel_is_apart_and_comes_back() -> None:
-    """A tensor scale of X becomes one of each row, which no kernel computes."""
+    """X's tensor scale becomes one scale per row, which no kernel computes."""
     model = decoder("two_levels", compute="bf16", evaluates=False)
     settings = [layer.fused for layer in model.layers]
     assert None not in settings
@@ -156,7 +156,7 @@ def test_the_training_goes_on_with_the_same_bits(row: str) -> None:
 
 
 def test_random_numbers_of_a_loaded_model_are_on_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe with random signs in the forward and stochastic rounding in the backward, by the run's own seed."""
+    """The recipe has random signs in the forward and stochastic rounding in the backward, by the run's own seed."""
     signs = Hadamard(size=32, signs="seed")
     recipe = Gemms(forward_x=Cast(format="E4M3"), wgrad_dh=STOCHASTIC, forward_transform=signs)
     plan = precision("own", own=recipe)

@@ -1,4 +1,4 @@
-"""A run that was trained in a test, found and loaded by each of its names."""
+"""A trained run is found and loaded by each of its names."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_another_norm_and_precision_in_place_of_those(run: RunFolder) -> None:
 
 
 def test_a_norm_with_other_parameters_is_refused_when_the_evaluation_is_planned(run: RunFolder) -> None:
-    """A bias that was trained is not dropped, and one that was not is not made up."""
+    """A trained bias is not dropped, and a missing bias is not made up."""
     plain, biased = describe(find(str(run.path), Path("runs"))), config.LayerNorm(bias=True)
     first = r"layers\.0\.attention\.wqkv\.norm\.bias, layers\.0\.feed_forward.* and 5 more; norm=as_trained fits it"
     with pytest.raises(ConfigError, match=rf"^norm: .*step_00000010 lacks weights that layernorm needs: {first}"):

@@ -1,4 +1,4 @@
-"""Scores while a model is trained: those that its checkpoint has, and no loss is another for them."""
+"""Evaluation during training gives the scores of the checkpoint, and changes no loss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scores(run: RunFolder) -> dict[int, dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def told() -> list[str]:
-    """What the run below shows of its evaluations."""
+    """Return what the run below prints about its evaluations."""
     return []
 
 
@@ -75,7 +75,7 @@ def test_the_last_scores_are_those_of_the_checkpoint(watched: RunFolder, evaluat
 
 @pytest.mark.integration
 def test_a_model_without_an_answer_diverges_as_it_would_anyway(evaluation_sets: Path, tmp_path: Path) -> None:
-    """The update that makes it NaN is followed by an evaluation before a loss tells."""
+    """An evaluation follows the update that makes the model NaN, before a loss shows it."""
     lost = ["optimizer.lr=1e38", "schedule=constant_no_warmup", "evaluation.every_steps=1", TASKS]
     run_here(tmp_path, *TRAIN, *lost, f"evaluation.data_dir={evaluation_sets}")
     (run,) = find_runs(tmp_path / "runs")

@@ -53,7 +53,10 @@ def test_an_rmsnorm_model_comes_back_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "off"), [("float32", 1e-4), ("bfloat16", 0.2)])
 def test_transformers_is_what_an_export_is_compared_with(dtype: str, off: float, tmp_path: Path) -> None:
-    """An RMSNorm model in FP32 is the same function there; one that transformers computes otherwise is noticed."""
+    """transformers computes the exported RMSNorm model in FP32 as we do.
+
+    A model that it computes in another way is noticed.
+    """
     shape = config.Decoder(
         hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=257, qkv_bias=True
     )

@@ -1,4 +1,4 @@
-"""Texts that a model writes: the same with what attention keeps and without, drawn as asked, ended for a reason."""
+"""A model writes the same text with and without cached keys and values, draws as asked, and ends for a reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plan(row: str) -> config.Precision:
 
 
 def model_in(norm: Any, row: str, compute: str, sizes: config.Decoder = BYTES) -> Decoder:
-    """A decoder that does not write one byte for ever, and attends to some tokens more than to others."""
+    """Return a decoder that does not repeat one byte, and attends to some tokens more than to others."""
     model = Decoder(sizes, norm, plan(row).settings, DTYPES[compute])
     model.init_weights(0)
     with torch.no_grad():
@@ -61,7 +61,7 @@ def model_in(norm: Any, row: str, compute: str, sizes: config.Decoder = BYTES) -
 def test_a_token_read_alone_is_followed_by_what_it_is_followed_by_in_its_text(
     norm: Any, row: str, compute: str, sizes: config.Decoder
 ) -> None:
-    """Fused blocks in bf16, the reference in FP32: both know where a token stands, and what is before it."""
+    """Fused blocks in bf16 and the reference in FP32 both know a token's position and what comes before it."""
     model = model_in(norm, row, compute, sizes)
     kept = continued(model, TOKENIZER, "def f(", GREEDY, 64)
     assert kept == continued(model, TOKENIZER, "def f(", GREEDY, 64, keeps=False)
@@ -104,7 +104,7 @@ LIKELY = (0.5, 0.3, 0.15, 0.05)
         (Texts(top_p=1e-9), 0.999, 2),
         (Texts(temperature=1e-3), 0.999, 2),
         (Texts(temperature=1e-320), 0.999, 2),
-        (Texts(temperature=1e6), 0.76, 1),  # all as likely, in their order
+        (Texts(temperature=1e6), 0.76, 1),  # all equally likely, in their order
     ],
 )
 def test_a_token_is_drawn_from_the_likeliest(settings: Texts, uniform: float, token: int) -> None:
@@ -113,7 +113,7 @@ def test_a_token_is_drawn_from_the_likeliest(settings: Texts, uniform: float, to
 
 
 class Says(torch.nn.Module):
-    """Return the logits of one token after the other, in place of a head."""
+    """A head that gives the logits of one token after the other."""
 
     def __init__(self, *tokens: int, value: float = 9.0) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def test_a_text_says_why_it_ends() -> None:
 
 
 def test_a_space_before_the_first_new_word_is_kept() -> None:
-    """A decoder of Llama 2's kind drops it at the beginning of a document."""
+    """A decoder like Llama 2's drops a space at the beginning of a document."""
     words = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({"\u2581to": 0, "\u2581be": 1, "</s>": 2}, unk_token="</s>")
     )

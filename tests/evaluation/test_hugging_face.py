@@ -1,4 +1,4 @@
-"""Against transformers' own Llama, both ways."""
+"""Models go to and from transformers' own Llama."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_transformers_computes_the_same_logits(tmp_path: Path) -> None:
 
 
 LLAMA3 = config.Llama3RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=64)
-THEIRS = {  # models that transformers makes, by architecture and what they have beside the defaults
+THEIRS = {  # models that transformers makes, by architecture, with their settings other than the defaults
     "Llama 3.1": ("Llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3", **theirs_of(LLAMA3)}}),
     "Llama 3.2, tied": (
         "Llama",
@@ -99,7 +99,7 @@ def test_what_transformers_makes_is_read_exactly(name: str, tmp_path: Path) -> N
         **SHAPE, max_position_embeddings=512, initializer_range=0.1, **settings
     )
     theirs = getattr(transformers, f"{kind}ForCausalLM")(made).float().eval()
-    for parameter in theirs.parameters():  # else biases are 0 and gains 1
+    for parameter in theirs.parameters():  # otherwise biases are 0 and gains 1
         if parameter.dim() == 1:
             parameter += 0.3 * torch.randn_like(parameter)
     theirs.save_pretrained(tmp_path / "hf")

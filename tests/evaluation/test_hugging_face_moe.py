@@ -1,4 +1,4 @@
-"""A mixture of experts against transformers' own models: the same logits, or a refusal by name."""
+"""A mixture of experts has the logits of transformers' own models, or is refused by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MIXTURES = {
 
 
 def mixture(moe: config.MoE, **changes: Any) -> Decoder:
-    """With the weights of experts and routers so large that they count."""
+    """Return a mixture whose experts and routers have weights large enough to matter."""
     model = Decoder(replace(DENSE, mlp="moe", moe=moe, **changes), config.RMSNorm(), BlockCast(), torch.float32)
     model.init_weights(0)
     with torch.no_grad():

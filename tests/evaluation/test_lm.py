@@ -1,4 +1,4 @@
-"""Our language model against lm-eval's own, on the same weights as transformers' Llama."""
+"""Our language model agrees with lm-eval's own, on the same weights as transformers' Llama."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from mxstudy.reader import ConfigError
 
 
 def test_mcnemar_counts_what_only_one_of_them_knows() -> None:
-    """8 against 1 of 9: twice the tail, (1 + 9) / 2^9."""
+    """Of 9 differing questions, 8 against 1 give twice the tail, (1 + 9) / 2^9."""
     ours = [1.0] * 8 + [0.0] + [1.0, 0.0] * 20
     theirs = [0.0] * 8 + [1.0] + [1.0, 0.0] * 20
     assert mcnemar_p([(ours, theirs)]) == pytest.approx(2 * 10 / 2**9)
@@ -39,7 +39,7 @@ def test_it_holds_the_truth_as_often_as_it_says() -> None:
         ours, theirs = draw.random((2, 100)) < [[0.5], [0.4]]
         found = difference([(ours.astype(float).tolist(), theirs.astype(float).tolist())])
         held += found.low <= 0.1 <= found.high
-    assert 52 <= held <= 60  # of 60, 95 %
+    assert 52 <= held <= 60  # 95 % of 60, within chance
 
 
 def test_scores_of_different_documents_are_refused() -> None:
@@ -50,7 +50,7 @@ def test_scores_of_different_documents_are_refused() -> None:
 
 
 def test_every_subject_counts_once() -> None:
-    """One of two documents better there, one of four worse here: the mean of 1/2 and -1/4."""
+    """One of two documents is better in one subject, one of four worse in the other: the mean of 1/2 and -1/4."""
     large = [0.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]
     found = difference([([1.0, 1.0], [0.0, 1.0]), large])
     assert (found.value, found.documents, found.p) == (0.125, 6, 1.0)
@@ -58,7 +58,7 @@ def test_every_subject_counts_once() -> None:
 
 
 def test_a_single_document_of_a_subject_gives_no_interval() -> None:
-    """Drawn again and again it is always itself: its interval would be a point."""
+    """A single document is drawn again and again, so its interval would be a point."""
     found = difference([([1.0], [0.0]), ([1.0, 0.0, 1.0], [1.0, 1.0, 1.0])])
     assert found.value == pytest.approx((1 - 1 / 3) / 2)
     assert math.isnan(found.low)

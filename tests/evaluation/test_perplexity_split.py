@@ -1,4 +1,4 @@
-"""A share of a corpus is called held out only as far as the checkpoint was trained without it."""
+"""A share of a corpus counts as held out only as far as the checkpoint was trained without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Against one request at a time, without batches, padding or sharing."""
+"""The scorer agrees with scoring one request at a time, without batches, padding or sharing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import apply_precision
 from mxstudy.reader import ConfigError
 
-MODEL = config.Decoder(  # with that init attention counts for as much as the embedding
+MODEL = config.Decoder(  # with that init attention matters as much as the embedding
     hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=128, init="mitchell"
 )
 NORMS = {"rmsnorm": config.RMSNorm(), "p1": config.MXNorm(p=1.0), "p2": config.MXNorm(p=2.0)}
@@ -34,7 +34,10 @@ def decoder(norm: str = "rmsnorm", row: str = "fp32") -> Decoder:
 
 
 def questions(count: int = 12, unconditional: int = 80) -> list[Request]:
-    """Of four options each, letters among them; equal ones, ones that differ at their end; many after one context."""
+    """Return questions of four options each, letters among them.
+
+    Some are equal, some differ at their end, and many follow one context.
+    """
     draw = random.Random(0)
 
     def words(least: int, most: int) -> tuple[int, ...]:
@@ -75,7 +78,7 @@ def expected(norm: str, row: str) -> list[Scored]:
 def test_each_request_has_the_log_likelihood_that_it_has_alone(norm: str, row: str, tokens_per_batch: int) -> None:
     found = Scorer(decoder(norm, row), MAX_LENGTH, tokens_per_batch).score(questions())
     off = [one for one, own in zip(found, expected(norm, row), strict=True) if not same(one, own)]
-    assert len(off) <= (0 if row == "fp32" else 1)  # of 137: a sum in another order may be cast the other way
+    assert len(off) <= (0 if row == "fp32" else 1)  # there are 137: a sum in another order may be cast to a neighbour
 
 
 def same(one: Scored, other: Scored) -> bool:

@@ -1,4 +1,4 @@
-"""Check where the shots before a question come from: the training split, by a seed, or OLMES' own rows of it."""
+"""The shots before a question come from the training split, by a seed, or are OLMES' own rows of it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_question_has_shots_of_its_own_from_the_training_split(name: str, f
         solved = [TASKS[name].template.question(train[number], form).solved for number in question.shots]
         assert question.contexts == tuple("\n\n".join([*solved, context]) for context in alone.contexts)
         assert len(set(question.shots)) == 2
-        assert not {0, 1} & set(question.shots)  # the rows that are also asked
+        assert not {0, 1} & set(question.shots)  # the rows that are also questions
     assert len({question.shots for question in found}) > 1
 
 
@@ -61,7 +61,7 @@ def test_shots_are_drawn_by_the_seed_and_the_question_alone(folder: Path) -> Non
     assert [q.shots for q in asked("piqa", shots=1, limit=3, data_dir=str(folder))] == numbers[:3]
     assert [q.shots for q in asked("piqa", shots=1, shots_seed=1, data_dir=str(folder))] != numbers
     assert [q.shots for q in asked("race", shots=1, data_dir=str(folder))] != numbers
-    assert numbers[:4] == [(2,), (11,), (15,), (12,)]  # as ever
+    assert numbers[:4] == [(2,), (11,), (15,), (12,)]  # as before
 
 
 def test_rows_that_are_no_questions_are_not_drawn(folder: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_subject_without_shots_is_named(tmp_path: Path) -> None:
 
 
 def test_a_fingerprint_knows_the_shots(folder: Path) -> None:
-    """Also a user's own file that is the training split under another name."""
+    """The fingerprint also knows a user's own file that is the training split under another name."""
     settings = {"tasks": ("piqa",), "shots": 1, "data_dir": str(folder)}
     drawn = questions.identity(Evaluation(**settings))
     (folder / "piqa.shots.jsonl").write_text("".join((folder / "piqa.train.jsonl").read_text().splitlines(True)[2:]))

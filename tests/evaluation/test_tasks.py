@@ -1,4 +1,4 @@
-"""lm-eval's own loop over our tasks and our model, against scores worked out one question at a time."""
+"""lm-eval's own loop over our tasks and model gives the scores that one question at a time gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts written out by hand, for every task and form; counts and subsets on the real data where it is at hand."""
+"""Prompts of every task and form equal those written by hand, and the real data, if present, has the known counts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_shots_stand_before_the_question_solved() -> None:
 
 
 def test_hellaswags_choice_is_clean_as_a_whole() -> None:
-    """Raw rows and those that were cleaned before; a space at a line's end is OLMES' own."""
+    """Raw rows and cleaned rows give the same text. A space at a line's end is OLMES' own."""
     template = TASKS["hellaswag"].template
     raw = ROWS["hellaswag"] | {"ctx_b": "", "endings": ["[step] Follow [title] it. ", "[title] Go. [substeps] On."]}
     ask = "Finance: How to save. Look. Find a bank."
@@ -92,7 +92,7 @@ def test_titles_end_a_sentence_once() -> None:
 # ------------------------------------------------------------------------------------------------ the real data
 
 at_hand = pytest.mark.skipif(not DATA.exists(), reason="the evaluation sets are not here")
-COUNTS = {  # of OLMES: documents, requests in cloze form without the unconditional ones
+COUNTS = {  # OLMES' numbers of documents, and of requests in cloze form without the unconditional ones
     "arc_challenge": (1172, 4687),
     "arc_easy": (1000, 4000),
     "boolq": (1000, 2000),

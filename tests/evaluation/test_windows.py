@@ -1,4 +1,4 @@
-"""Windows by hand, and against a loop over tokens that knows nothing of requests."""
+"""Windows equal those made by hand, and a loop over tokens that knows nothing of requests."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def decoder() -> Decoder:
 
 @torch.no_grad()
 def nats_of_token(model: Decoder, whole: torch.Tensor, place: int, stride: int) -> float:
-    """Of the first window, one after the other, that predicts it."""
+    """Return the nats of a token in the first window, one after the other, that predicts it."""
     start = next(start for start in range(0, len(whole), stride) if place <= start + WINDOW)
     log_probs_TV = model(whole[None, start : start + WINDOW])[0].double().log_softmax(-1)
     return log_probs_TV[place - start - 1, whole[place]].item()

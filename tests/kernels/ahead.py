@@ -1,7 +1,7 @@
-"""Compiles `norm_codes` for a GPU of compute capability 9.0 that need not be there: settings of `variants` on stdin.
+"""Compile `norm_codes` for a GPU of compute capability 9.0 that need not be there, with settings from stdin.
 
-A process of its own, for the interpreter that other tests use takes a kernel's place when it is defined. Prints of each
-variant, as JSON, the registers and the bytes of stack of a thread, and the PTX.
+This runs in a process of its own, because the interpreter that other tests use replaces a kernel when it is defined. It
+prints for each variant, as JSON, the registers and the bytes of stack of a thread, and the PTX.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def compile_ahead(
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """Return what the disassembler that Triton brings says of a kernel."""
+    """Return what Triton's disassembler says of a kernel."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(kernel.asm["cubin"])

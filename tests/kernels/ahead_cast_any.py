@@ -1,4 +1,4 @@
-"""Compiles `cast_any` for a GPU of compute capability 9.0 that need not be there, without a norm; see `ahead`."""
+"""Compile `cast_any` for a GPU of compute capability 9.0 that need not be there, without a norm. See `ahead`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNUSED = ("mean_ptr", "rms_ptr", "gain_ptr", "bias_ptr", "signs_ptr")
 
 
 def compiled(packed: str, what: str) -> Any:
-    """Return the cast, or the kernel that finds the absmax for it, or that of this cast and the same along columns."""
+    """Return the cast, or the kernel that finds its absmax, or the kernel of this cast and the same along columns."""
     cast = unpack(OperandCast, packed)
     settings = compiled_cast(cast, COLUMNS)
     if what == "both":

@@ -1,4 +1,4 @@
-"""Compiles `cross_entropy_` for a GPU of compute capability 9.0 that need not be there; see `ahead`."""
+"""Compile `cross_entropy_` for a GPU of compute capability 9.0 that need not be there. See `ahead`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles SwiGLU's backward and the rotation of heads for a GPU of compute capability 9.0 as `ahead` does."""
+"""Compile SwiGLU's backward and the rotation of heads for a GPU of compute capability 9.0, as `ahead` does."""
 
 from __future__ import annotations
 

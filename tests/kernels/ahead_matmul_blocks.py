@@ -1,4 +1,4 @@
-"""Compiles `matmul_blocks` for a GPU of compute capability 9.0 that need not be there; see `ahead`."""
+"""Compile `matmul_blocks` for a GPU of compute capability 9.0 that need not be there. See `ahead`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STRIDES = [f"{matrix}_{way}" for matrix in ("a", "b", "a_scales", "b_scales") fo
 
 
 def compiled(contiguous: list[str], height: int, width: int, warps: int) -> Any:
-    """`contiguous`: the strides that are 1."""
+    """Return the compiled kernel. `contiguous` are the strides that are 1."""
     constants: dict[str, Any] = dict.fromkeys(contiguous, 1)
     constants |= {"scale_ptr": None, "INNER": 4096, "BLOCK": 128, "HEIGHT": height, "WIDTH": width}
     types = TYPES | dict.fromkeys(("rows", "columns", *STRIDES), "i32")

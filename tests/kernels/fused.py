@@ -1,4 +1,4 @@
-"""What stands before a cast in the operators of `numerics.kernels`, by torch's own operations, and its inputs."""
+"""Compute by torch's own operations what comes before a cast in the operators of `numerics.kernels`, and its inputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def swiglu(h, gate_dtype, dtype):
 COMPOSED = {
     "relu": lambda h, gate, dtype: F.relu(h.to(dtype)),
     "relu2": lambda h, gate, dtype: F.relu(h.to(dtype)).square(),
-    # In FP32 first: without AVX-512 torch's GELU of bf16 on CPU is not that of FP32, rounded.
+    # They compute in FP32 first: without AVX-512, torch's GELU of bf16 on CPU differs from that of FP32, rounded.
     "gelu": lambda h, gate, dtype: F.gelu(h.float()).to(dtype),
     "gelu_tanh": lambda h, gate, dtype: F.gelu(h.float(), approximate="tanh").to(dtype),
     "swiglu": swiglu,
@@ -47,7 +47,7 @@ COMPOSED = {
 
 
 def activation_inputs(name, rows=64, columns=128, lead=()):
-    """h and dz, bf16, rows of different size."""
+    """Return h and dz in bf16, with rows of different size."""
     generator = torch.Generator().manual_seed(0)
     spread = 2.0 ** torch.randint(-6, 4, (*lead, rows, 1), generator=generator)
     parts = 1 + ACTIVATIONS[name].gated
@@ -56,7 +56,10 @@ def activation_inputs(name, rows=64, columns=128, lead=()):
 
 
 def assert_beside(actual, expected, name, inner):
-    """Equal but for a few neighbours in bf16 and the tail; `inner`: a value on the way was rounded too, a step more."""
+    """Check equality but for a few neighbours in bf16 and the tail.
+
+    `inner` says that an intermediate value was rounded too, which allows one more step.
+    """
     if name in EXACT:
         assert_same_bits(actual, expected)
         return
@@ -66,7 +69,7 @@ def assert_beside(actual, expected, name, inner):
 
 
 def norm_inputs(shape=(64, 256), dtype=FP32, seed=0):
-    """x, gain and bias, rows of different size and mean."""
+    """Return x, gain and bias, with rows of different size and mean."""
     generator = torch.Generator().manual_seed(seed)
     rows = 2.0 ** torch.randint(-3, 4, (*shape[:-1], 1), generator=generator)
     x = torch.randn(shape, generator=generator) * rows + torch.randn(*shape[:-1], 1, generator=generator)
@@ -75,7 +78,7 @@ def norm_inputs(shape=(64, 256), dtype=FP32, seed=0):
 
 
 def rms_of(x, norm, block_size):
-    """float64 [..., 1]: the mean, and the RMS or its estimate."""
+    """Return the mean, and the RMS or its estimate, float64 [..., 1]."""
     x = x.double()
     mean = x.mean(-1, keepdim=True) if norm.centers else torch.zeros(*x.shape[:-1], 1, dtype=torch.float64)
     if norm.p is None:

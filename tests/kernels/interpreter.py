@@ -1,8 +1,9 @@
-"""Triton kernels on tensors in CPU memory, by Triton's interpreter, where there is no GPU but a Triton.
+"""Run Triton kernels on tensors in CPU memory by Triton's interpreter, where there is no GPU but a Triton.
 
-Imported before any kernel is. The interpreter truncates what it converts to small floats, loses their subnormals, and
-rounds a fused product twice. This makes of them what GPUs do: torch's conversions, saturating, and one rounding. What
-kernels have as PTX it does by NumPy, and what they reduce by functions of their own it does not do number by number.
+Import this before any kernel. The interpreter truncates what it converts to small floats, loses their subnormals, and
+rounds a fused product twice. This module replaces that by what GPUs do: torch's saturating conversions, and one
+rounding. It runs the PTX of kernels in NumPy, and reduces by whole arrays where kernels reduce by functions of their
+own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from each import each
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # of scripts; tests have it from the conftest
+    os.environ["TRITON_INTERPRET"] = "1"  # for scripts; tests have it from the conftest
 triton = pytest.importorskip("triton", reason="kernels need Triton, which torch brings where it is built for GPUs")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -28,7 +29,7 @@ def repair() -> None:
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
 
-    small = {  # Triton's type, and torch's, its bits as torch has them, and the largest number if conversions saturate
+    small = {  # {Triton's type: torch's, the dtype of its bits, and the largest number if conversions saturate}
         tl.bfloat16: (torch.bfloat16, torch.uint16, torch.inf),
         tl.float8e4nv: (torch.float8_e4m3fn, torch.uint8, 448.0),
         tl.float8e5: (torch.float8_e5m2, torch.uint8, 57344.0),
@@ -84,7 +85,7 @@ def repair() -> None:
 
 
 def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """x * y + z of float32, rounded once: the product is exact in float64, and a sum that is not is made odd."""
+    """Return x * y + z of float32, rounded once: the float64 product is exact, and an inexact sum is made odd."""
     product, z = np.multiply(x, y, dtype=np.float64), z.astype(np.float64)
     total = product + z
     part = total - product

@@ -1,4 +1,4 @@
-"""The few PTX instructions that kernels have as text, on NumPy arrays, as PTX's specification (8.8) has them.
+"""Run the few PTX instructions that kernels contain as text on NumPy arrays, as PTX's specification (8.8) defines them.
 
 A reciprocal, which a GPU approximates, is rounded to nearest.
 """
@@ -20,7 +20,11 @@ def pairs(x: Words) -> np.ndarray:
 
 
 def permuted(x: Words, y: Words, selector: Words) -> Words:
-    """A byte by each four bits of the selector, the lowest first: from x, then y; with bit 3 its sign, eight times."""
+    """Return the bytes of x and y that the selector chooses.
+
+    Each four bits of the selector, lowest first, choose a byte from x, then y. With bit 3 set, the result is that
+    byte's sign bit, repeated eight times.
+    """
     several = np.broadcast_arrays(x, y)
     bytes_of = np.stack([np.ascontiguousarray(one).view(np.uint8).reshape(*one.shape, 4) for one in several], axis=-2)
     bytes_of = bytes_of.reshape(*bytes_of.shape[:-2], 8)
@@ -33,13 +37,13 @@ def permuted(x: Words, y: Words, selector: Words) -> Words:
 
 
 def halves(x: Words) -> list[np.ndarray]:
-    """Both bf16 numbers of a word as float32, the lower first."""
+    """Return both bf16 numbers of a word as float32, the lower first."""
     x = np.asarray(x, np.int32)
     return [(half.astype(np.int32)).view(np.float32) for half in (x << 16, x & np.int32(-0x10000))]
 
 
 def word_of(low: np.ndarray, high: np.ndarray) -> Words:
-    """Two numbers, which float64 holds exactly, rounded to bf16. A NaN has one pattern."""
+    """Return two numbers, which float64 holds exactly, rounded to bf16. A NaN has one pattern."""
     bits = []
     for half in np.broadcast_arrays(low, high):
         x = torch.from_numpy(np.array(half, np.float64)).to(torch.float32).to(torch.bfloat16)
@@ -79,7 +83,10 @@ INSTRUCTIONS: dict[str, Callable[..., Words]] = {
 
 
 def run(text: str, operands: Sequence[Words], pack: int) -> np.ndarray:
-    """What `tl.inline_asm_elementwise` gives: int32, or uint8 where a register has the results of `pack` > 1 words."""
+    """Return what `tl.inline_asm_elementwise` gives.
+
+    The result is int32, or uint8 where a register holds the results of `pack` > 1 words.
+    """
     registers = {}
     for i, operand in enumerate(operands):
         grouped = np.ascontiguousarray(operand).reshape(*operand.shape[:-1], -1, pack)

@@ -1,7 +1,7 @@
-"""Activation kernels: beside autograd through torch's own activations; given the same values, the cast's every bit.
+"""Activation kernels agree with autograd through torch's activations, and given the same values, with the cast's bits.
 
 exp and erf differ in their last bits between torch and what a kernel calls (on CPU numpy). So do results before they
-are rounded, by far less than a bf16 step: once rounded a few are neighbours. Where 1 + erf or 1 + tanh cancel, in the
+are rounded, by far less than a bf16 step: once rounded, a few are neighbours. Where 1 + erf or 1 + tanh cancel, in the
 tail below -3, torch has an absolute error near |h| 2^-24 that is many steps. relu and relu2 are exact.
 """
 
@@ -60,7 +60,7 @@ def test_its_gradient(name, gate, dtype):
 @every_activation
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 def test_the_cast_of_what_the_activation_gives(name, block_size):
-    """Rounded to bf16 it is what the kernel writes without a format, so the casts of that are known to the bit."""
+    """Rounded to bf16 it is what the kernel writes without a format, so the bits of its casts are known."""
     h, dz = activation_inputs(name)
     cast = BlockCast(block_size, "floor", "away", operand_pre_round=True)
     z, _ = forward(h, name, None, None, cast, BF16, BF16)
@@ -100,7 +100,7 @@ def test_an_operand_that_nobody_reads_is_not_made():
 
 
 def test_what_is_not_rounded_goes_unrounded_into_the_cast():
-    """relu2 in FP32, which both sides have exactly."""
+    """The test uses relu2 in FP32, which both sides compute exactly."""
     h, _ = activation_inputs("relu2")
     row, column = forward(h, "relu2", "E4M3", "E2M1", BlockCast(), FP32, FP32)
     z = h.float().relu().square()
@@ -131,7 +131,7 @@ def test_stacks_and_usual_tiles(name):
 
 
 def test_rows_and_columns_of_any_number():
-    """Compare where nothing is cast: exact but for the last bits of exp, which are the same in every tile."""
+    """Nothing is cast, so results are exact but for the last bits of exp, which are the same in every tile."""
     h, dz = activation_inputs("swiglu", rows=6, columns=24)
     given = (dz, h, "swiglu", None, UNREAD, BlockCast(), BF16, BF16)
     for one, other in zip(backward(*given, None, None), backward(*given, Tile(2, 8, 4), None), strict=True):

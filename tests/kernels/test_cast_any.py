@@ -1,4 +1,4 @@
-"""One operand by any recipe, in the kernel: the bits of the same step by step."""
+"""The kernel casts one operand by any recipe, with the bits of the same computed step by step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DRAWS = Draws(torch.tensor(stream_key(3, "layer/dgrad_dh")), torch.tensor([5, 2*
 
 
 def kernel(x, cast, groups=None, **given):
-    """As a CPU tensor; that of the operator away from GPUs has to be the same."""
+    """Return the kernel's result as a CPU tensor, which must equal that of the operator away from GPUs."""
     of = dict.fromkeys(("mean", "rms", "gain", "bias", "signs")) | given
     key, place = DRAWS[:2] if cast.draws else (None, None)
     there = [None if t is None else t.to(DEVICE) for t in (*of.values(), key, place)]
@@ -77,7 +77,7 @@ def test_every_block(fmt, axis, rounding, block_size, square):
 
 
 def quantized(x, cast):
-    """What the numerics make of x, without the scale of the whole tensor."""
+    """Return x as the numerics quantise it, without the scale of the whole tensor."""
     found = quantize_as(x, cast.as_cast(), cast.axis, draws=DRAWS)
     return (found.without_tensor_scale() if cast.has_outer else found).dequantize(BF16)
 
@@ -104,7 +104,10 @@ def test_e4m3_scales(fmt, block_size, outer, square, axis, rounding):
 
 @pytest.mark.parametrize("rounding", ["even", "stochastic"])
 def test_e4m3_scales_that_are_subnormal_or_zero(rounding):
-    """Have E4M3 scales from the largest to 0, which a block far below the others has; its elements become 0."""
+    """E4M3 scales from the largest down to 0 are those of the numerics.
+
+    A block far below the others has the scale 0, and its elements become 0.
+    """
     x = torch.randn(16, 512) * (2.0 ** -torch.arange(0, 32)).repeat_interleave(16)
     cast = OperandCast("NVFP4", -1, 16, rounding=rounding, **BELOW_A_SCALE)
     scales = quantize_as(x, cast.as_cast(), -1, draws=DRAWS).scales.float()
@@ -143,7 +146,7 @@ def test_e4m3_scales_of_a_norms_output_and_of_a_folded_weight(axis, pre_round):
 @every_dtype
 @pytest.mark.parametrize("bad", [None, torch.inf, torch.nan])
 def test_the_absmax_of_a_norms_output_is_one_number_for_every_cast(dtype, bad):
-    """Whatever its axis, blocks, elements and rounding are: two casts of one tensor may share it."""
+    """It does not depend on axis, blocks, elements or rounding, so two casts of one tensor may share it."""
     x, gain, bias = norm_inputs((64, 128), dtype)
     x[37, 5] = x[37, 5] if bad is None else bad
     rms = torch.full((64, 1), 1.7)
@@ -163,7 +166,7 @@ def test_the_absmax_of_a_norms_output_is_one_number_for_every_cast(dtype, bad):
 
 @pytest.mark.parametrize("largest", [0.0, 2.0**-149, 2.0**-126, 1e-36, 3.4e38, torch.inf, torch.nan])
 def test_e4m3_scales_at_the_ends_of_fp32(largest):
-    """One element sets the tensor's scale; others are far below it, or as large, or zeros."""
+    """One element sets the tensor's scale. Others are far below it, or as large, or zeros."""
     x = torch.zeros(32, 32)
     x[16:] = numbers((16, 32)) * min(largest, 1.0) if largest == largest else 1.0
     x[3, 5] = largest
@@ -178,7 +181,7 @@ def test_e4m3_scales_at_the_ends_of_fp32(largest):
 @pytest.mark.parametrize("size", KERNEL_TRANSFORMS)
 @pytest.mark.parametrize(("dtype", "signed", "after"), [(BF16, False, False), (FP32, True, False), (BF16, True, True)])
 def test_every_transform(axis, size, dtype, signed, after):
-    """Alone it is `hadamard`, and what `hadamard` gives is cast as any tensor is."""
+    """A transform alone equals `hadamard`, and its result is cast like any tensor."""
     x, signs = numbers((128, 48) if axis == -2 else (48, 128), dtype), random_signs(DRAWS, size) if signed else None
     y = hadamard(x, size, signs, axis=axis, signs_after=after)
     alone = OperandCast(None, axis, transform_size=size, signs_after=after)
@@ -201,7 +204,7 @@ def test_a_tile_of_the_transform_beside_any_block(axis, size, block_size, roundi
 @pytest.mark.parametrize("affine", ["none", "gain", "gain and bias"])
 @pytest.mark.parametrize(("size", "dtype"), [(None, BF16), (16, FP32), (32, BF16)])
 def test_a_norms_output(axis, centers, affine, size, dtype):
-    """In FP32, unrounded, into the transform or into the cast."""
+    """The norm's output goes in FP32, unrounded, into the transform or into the cast."""
     x, gain, bias = norm_inputs((32, 64) if axis == -1 else (64, 32), dtype)
     mean = x.float().mean(-1, keepdim=True) if centers else None
     rms = x.float().square().mean(-1, keepdim=True).sqrt()
@@ -218,7 +221,10 @@ def test_a_norms_output(axis, centers, affine, size, dtype):
 @pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("block_size", [16, 32])
 def test_a_weight_in_square_blocks(axis, dtype, folded, block_size):
-    """Rounded to bf16 and times a folded gain in FP32. Along either axis it is the same: dgrad reads the forward's."""
+    """The weight is rounded to bf16, and multiplied by a folded gain in FP32.
+
+    Both axes have the same squares, so dgrad reads the forward's operand.
+    """
     weight, gain, _ = norm_inputs((96, 64), dtype)
     gain = gain.to(BF16) if folded else None
     cast = OperandCast("E4M3", axis, block_size, square=True, round_first=True)
@@ -248,7 +254,7 @@ def test_strides(axis):
     ("axis", "groups"), [(-1, Groups(32, 4)), (-1, Groups(64, 2, 8)), (-2, Groups(1, 64)), (-2, Groups(1, 128, 8))]
 )
 def test_no_bit_depends_on_the_tile(axis, groups):
-    """And none on which rows are in one launch: a place is that of the global tensor."""
+    """Nor does a bit depend on which rows are in one launch, because a position is that of the global tensor."""
     x, cast = numbers((128, 128)), OperandCast("E2M1", axis, 16, rounding="stochastic", transform_size=16)
     whole = kernel(x, cast)
     assert_same_bits(kernel(x, cast, groups), whole)
@@ -261,7 +267,7 @@ def test_no_bit_depends_on_the_tile(axis, groups):
 @pytest.mark.parametrize("bits", [24, 8])
 @pytest.mark.parametrize("rule", ["floor", "rceil"])
 def test_regimes_of_numbers(fmt, axis, bits, rule):
-    """NaN, infinities, zeros, subnormals and all that `blocks` has, rounded with as many random bits."""
+    """NaN, infinities, zeros, subnormals and all other kinds of blocks are rounded with `bits` random bits."""
     blocks = torch.from_numpy(every_kind(fmt, 32, per_kind=8)).flatten()
     x = blocks[: len(blocks) // 64 * 64].view(-1, 64)
     x = x[: len(x) // 16 * 16]
@@ -288,7 +294,7 @@ def test_options_packed_are_themselves():
 
 
 def test_the_operator_has_no_inside():
-    """It compiles without a break; another step or row compiles nothing anew."""
+    """It compiles without a break, and another step or row compiles nothing anew."""
     torch._dynamo.reset()
     x, cast = numbers(), OperandCast("E4M3", rounding="stochastic", transform_size=16)
     compiled = torch.compile(lambda x, draws: cast_any(x * 2, cast, draws=draws), fullgraph=True)

@@ -1,4 +1,4 @@
-"""Both operands in one kernel: the bits of `cast_any`, once for each."""
+"""Both operands from one kernel have the bits that `cast_any` gives for each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def inputs(shape=(64, 96), dtype=BF16):
 
 
 def assert_both(x, row=ROW, column=COLUMN):
-    """Hold that the kernel, and the operator away from GPUs, have the bits of two casts."""
+    """Check that the kernel, and the operator away from GPUs, have the bits of two casts."""
     outer = absmax_any(x, row)
     expected = [cast_any(x, cast, outer=outer) for cast in (row, column)]
     kernel = launch_both(x.to(DEVICE), outer.to(DEVICE), pack(row), pack(column))
@@ -46,7 +46,7 @@ def assert_both(x, row=ROW, column=COLUMN):
 @pytest.mark.parametrize("rounding", ["even", "away"])
 @pytest.mark.parametrize("pre_round", [False, True])
 def test_every_rounding(dtype, rounding, pre_round):
-    """Round one operand so, while the other is rounded to even."""
+    """One operand is rounded like this, while the other is rounded to even."""
     x = inputs(dtype=dtype)
     assert_both(x, replace(ROW, rounding=rounding, pre_round=pre_round))
     assert_both(x, column=replace(COLUMN, rounding=rounding, pre_round=pre_round))
@@ -56,7 +56,7 @@ def test_every_rounding(dtype, rounding, pre_round):
 @each("column", [16, 32, 64])
 @pytest.mark.parametrize("squares", [(False, False), (True, False), (False, True), (True, True)])
 def test_every_block(row, column, squares):
-    """Whole in the tile of either cast, squares as well."""
+    """Blocks and squares are whole in the tile of either cast."""
     casts = (
         replace(E2M1, block_size=row, square=squares[0]),
         replace(E4M3, block_size=column, square=squares[1]),
@@ -66,7 +66,7 @@ def test_every_block(row, column, squares):
 
 @each("shape", [(16, 16), (48, 80), (32, 1024), (16, 1536)])
 def test_every_shape(shape):
-    """Take a tile and less, and several tiles beside and below one another."""
+    """Shapes are one tile, less, and several tiles beside and below one another."""
     assert_both(inputs(shape))
 
 
@@ -92,7 +92,7 @@ def test_nan_of_the_tensors_scale_is_everywhere(bad):
 
 
 def test_it_is_an_operator():
-    """Schema, fake tensors and tracing, and compiled without a break."""
+    """It has a schema and fake tensors, and is traced and compiled without a break."""
     torch._dynamo.reset()
     x = inputs().to(DEVICE)
     outer = absmax_any(x, ROW)

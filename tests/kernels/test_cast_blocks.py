@@ -1,4 +1,4 @@
-"""Elements and FP32 block scales, in the kernel: the bits of the numerics."""
+"""The kernel's elements and FP32 block scales have the bits of the numerics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ FP8_BLOCKWISE = {
 
 
 def assert_kernel(x, cast, y=None, **given):
-    """The kernel's elements and scales, and the operator's away from GPUs, are those of y (or x) by the numerics."""
+    """Check the kernel's elements and scales against the numerics' of y (or x).
+
+    The operator away from GPUs must give the same.
+    """
     of = dict.fromkeys(("mean", "rms", "gain", "bias", "signs")) | given
     key, place = DRAWS[:2] if cast.draws else (None, None)
     there = [None if t is None else t.to(DEVICE) for t in (*of.values(), key, place)]
@@ -88,7 +91,7 @@ def test_every_block(axis, block_size, square, pre_round):
 )
 @pytest.mark.parametrize("square", [False, True])
 def test_the_ends_of_fp32(largest, square):
-    """A scale is at least 2^-126. Where absmax is not finite, scale and elements are NaN, and nowhere else."""
+    """A scale is at least 2^-126. Where absmax is not finite, and nowhere else, scale and elements are NaN."""
     x = torch.zeros(256, 256)
     x[:, :128] = norm_inputs((256, 128), FP32)[0].clamp(-1, 1) * (min(largest, 1.0) if largest == largest else 1.0)
     x[:128, 5] = largest
@@ -110,7 +113,11 @@ def test_regimes_of_numbers(fmt, axis):
 @every_axis
 @pytest.mark.parametrize("bits", [24, 8])
 def test_quotients_that_are_ties_of_the_elements_grid(axis, bits):
-    """A quotient that is one last bit off changes an element: products of scales and middles between elements."""
+    """Quotients that are ties are rounded as the numerics round them.
+
+    The numbers are products of scales and midpoints between elements: a quotient off by one bit would change an
+    element.
+    """
     generator = torch.Generator().manual_seed(0)
     scales = (1 + torch.randint(0, 2**23, (64, 1), generator=generator) * 2.0**-23) * 2.0 ** torch.arange(-32, 32)[
         :, None

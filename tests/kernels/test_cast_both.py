@@ -1,4 +1,4 @@
-"""Kernels that cast: every bit is that of `quantize(...).dequantize(torch.bfloat16)`."""
+"""Kernels that cast have every bit of `quantize(...).dequantize(torch.bfloat16)`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ pytestmark = pytest.mark.integration
 
 
 def kernel(x, row, column, cast, tile=None):
-    """As CPU tensors."""
+    """Return the kernel's results as CPU tensors."""
     return [operand.cpu() for operand in launch_cuda(x.to(DEVICE), checked_casts(x.shape, row, column, cast), tile)]
 
 
 def regimes(fmt: str, block_size: int = 32) -> torch.Tensor:
-    """The kinds of blocks of `every_kind` in the rows of one half, in the columns of the other: float32 [256, 256]."""
+    """Return the blocks of `every_kind` in the rows of one half and in the columns of the other, float32 [256, 256]."""
     blocks = torch.from_numpy(every_kind(fmt, block_size, per_kind=128 * 256 // block_size // 14))
     half = torch.zeros(128 * 256)
     half[: blocks.numel()] = blocks.flatten()
     return torch.cat((half.view(128, 256), half.view(256, 128).T))
 
 
-# In one program, because the interpreter is slow by the program; a GPU's compiler would take minutes over such a tile.
+# It is one program, because each program takes the interpreter long. A GPU's compiler would take minutes for such a
+# tile.
 WHOLE, LONG, WIDE = (None,) * 3 if DEVICE == "cuda" else (Tile(256, 256, 4), Tile(4096, 32, 4), Tile(32, 4096, 4))
 
 
@@ -44,7 +45,7 @@ WHOLE, LONG, WIDE = (None,) * 3 if DEVICE == "cuda" else (Tile(256, 256, 4), Til
 @pytest.mark.parametrize("pre_round", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_both_operands(fmt, rule, rounding, pre_round, dtype):
-    """NaN, infinities, zeros, subnormals and all that `blocks` has, along the rows and along the columns."""
+    """NaN, infinities, zeros, subnormals and all of `blocks` lie along the rows and along the columns."""
     x, cast = regimes(fmt).to(dtype), BlockCast(32, rule, rounding, pre_round)
     row, column = kernel(x, fmt, fmt, cast, WHOLE)
     assert_same_bits(row, block_cast(x, fmt, -1, cast).dequantize(torch.bfloat16))
@@ -73,7 +74,7 @@ def test_each_operand_has_its_own_format_or_none(block_size, row, column):
 @every_rule
 @every_rounding
 def test_every_mantissa(fmt, rule, rounding):
-    """The upper 8 bits of mantissa and what lies beside them, in every binade of the format, under 2^emax."""
+    """The test has the upper 8 bits of mantissa, and neighbours, in every binade of the format, under 2^emax."""
     element = FORMATS[fmt]
     mantissas = torch.arange(2**8, dtype=torch.int32) << 15
     mantissas = torch.stack((mantissas - 1, mantissas, mantissas + 1), dim=1).flatten()
@@ -92,7 +93,10 @@ def test_every_mantissa(fmt, rule, rounding):
 
 @pytest.mark.parametrize(("fmt", "rule"), [("E4M3", "rceil"), ("E2M1", "floor")])
 def test_every_bf16_number(fmt, rule):
-    """Beside a largest number from its own binade up to where it is lost: bf16 is cast in another way than float32."""
+    """Every bf16 number is cast beside a largest number from its own binade up to where it is lost.
+
+    bf16 is cast in another way than float32.
+    """
     magnitudes = torch.arange(1, 0x7F80).to(torch.int16).view(torch.bfloat16)
     numbers = torch.nn.functional.pad(magnitudes, (0, -len(magnitudes) % 31)).view(-1, 31).repeat(3, 1)
     exponent = numbers.float().amax(1, keepdim=True).frexp().exponent
@@ -124,7 +128,7 @@ def test_a_gpu_that_has_no_arithmetic_for_pairs(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(5, 64, 96), (2, 32, 160), (160, 32), (96, 1024), (32, 4096)])
 def test_usual_tiles_and_stacks(shape):
-    """A stack is its replicas one after another; of a size every tile is a power of two that divides it."""
+    """A stack has its replicas one after another, in a size whose tiles are powers of two that divide it."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     row, column = kernel(x, "E4M3", "E2M3", BlockCast())
     assert_same_bits(row, quantize(x, "E4M3").dequantize(torch.bfloat16))

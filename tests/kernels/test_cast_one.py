@@ -1,4 +1,4 @@
-"""One operand of a weight or of a norm's input, prepared in the kernel: the bits of the same step by step."""
+"""The kernel prepares one operand of a weight or of a norm's input, with the bits of the same computed step by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ every_axis = pytest.mark.parametrize("axis", [-2, -1], ids=["columns", "rows"])
 
 
 def kernel(x, fmt, axis, cast, mean=None, rms=None, gain=None, bias=None, round_first=False, tile=None):
-    """As a CPU tensor; that of the operator away from GPUs has to be the same."""
+    """Return the kernel's result as a CPU tensor, which must equal that of the operator away from GPUs."""
     of = {"mean": mean, "rms": rms, "gain": gain, "bias": bias}
     there = (None if t is None else t.to(DEVICE) for t in of.values())
     casts = checked_casts(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, cast)
@@ -46,7 +46,7 @@ def test_a_tensor_as_it_is(fmt, axis, dtype):
 @pytest.mark.parametrize("fmt", ["E4M3", None])
 @pytest.mark.parametrize("folded", [False, True])
 def test_a_weight(axis, dtype, fmt, folded):
-    """Rounded to bf16; a gain is multiplied in FP32, and the product goes unrounded into the cast."""
+    """The weight is rounded to bf16. Its product with a gain in FP32 goes unrounded into the cast."""
     weight, gain, _ = norm_inputs((96, 256), dtype)
     gain = gain.to(BF16) if folded else None
     y = weight.to(BF16).to(FP32)

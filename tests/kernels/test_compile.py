@@ -1,4 +1,4 @@
-"""Kernels compile for a GPU, and to what they should, where there is none."""
+"""Kernels compile for a GPU, and to what they should, on a machine without one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interpreter import DEVICE as DEVICE  # before another import of Triton, where there is one
+from interpreter import DEVICE as DEVICE  # before any other import of Triton
 
 from mxstudy.kernels.matmul_blocks import TILES
 from mxstudy.kernels.operand_cast import OperandCast
@@ -52,7 +52,7 @@ CASTS = [
 
 
 def ahead(script: str, variants: list[Any], folder: Path) -> list[dict[str, Any]]:
-    """What the script prints of each, in a process without the interpreter."""
+    """Return what the script prints for each variant, in a process without the interpreter."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     run = subprocess.run(
         [sys.executable, Path(__file__).with_name(script)],
@@ -67,9 +67,9 @@ def ahead(script: str, variants: list[Any], folder: Path) -> list[dict[str, Any]
 
 
 def test_cast_any_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> None:
-    """Nothing goes through shared memory; a thread moves 16 bytes of a row at a time, and 8 side by side of columns.
+    """Nothing goes through shared memory. A thread moves 16 bytes at a time, or 8 if blocks lie along columns.
 
-    But 128 rows of a square block are in four warps, whose maxima meet in shared memory: four numbers.
+    Only the 128 rows of a square block are spread over four warps, whose four maxima meet in shared memory.
     """
     variants = [(pack(cast), "cast") for cast in CASTS]
     for cast, found in zip(CASTS, ahead("ahead_cast_any.py", variants, tmp_path), strict=True):
@@ -83,7 +83,7 @@ def test_cast_any_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> 
 
 
 def test_products_of_blocks_are_pipelined_and_stay_in_registers(tmp_path: Path) -> None:
-    """Use tensor cores, however the operands lie in memory, and fuse no scale with the sum."""
+    """They use tensor cores, however the operands lie in memory, and fuse no scale with the sum."""
     layouts = (["a_along", "b_down"], ["a_along", "b_along"], ["a_down", "b_along"])  # forward, dgrad, wgrad
     variants = [(layout, *tile) for layout in layouts for tile in TILES]
     for found in ahead("ahead_matmul_blocks.py", variants, tmp_path):
@@ -95,7 +95,7 @@ def test_products_of_blocks_are_pipelined_and_stay_in_registers(tmp_path: Path) 
 
 
 def test_the_absmax_meets_only_at_the_end_of_a_tile(tmp_path: Path) -> None:
-    """It stays in registers, moves what the cast moves, and stores one number."""
+    """The kernel stays in registers, loads as the cast does, and stores one number."""
     casts = [cast for cast in CASTS if cast.has_outer]
     for cast, found in zip(
         casts, ahead("ahead_cast_any.py", [(pack(c), "absmax") for c in casts], tmp_path), strict=True
@@ -106,7 +106,7 @@ def test_the_absmax_meets_only_at_the_end_of_a_tile(tmp_path: Path) -> None:
 
 
 def test_two_casts_in_one_kernel_need_no_more_than_the_larger_of_them(tmp_path: Path) -> None:
-    """No thread waits for another between them, and each moves what it moves alone."""
+    """No thread waits for another between the casts, and each moves vectors as it does alone."""
     variants = [(pack(NVFP4), "both"), (pack(replace(NVFP4, axis=-2)), "cast")]
     both, column = ahead("ahead_cast_any.py", variants, tmp_path)
     assert both["STACK"] == 0

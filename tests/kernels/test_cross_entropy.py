@@ -1,4 +1,4 @@
-"""The kernel of cross-entropies beside torch's arithmetic, and the bits of that beside torch's own cross-entropy."""
+"""The kernel of cross-entropies agrees with torch's arithmetic, whose bits are those of torch's own cross-entropy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ every_dtype = pytest.mark.parametrize("dtype", [BF16, FP32])
 
 
 def drawn(dtype: torch.dtype, words: int = 100, tokens: int = 9) -> tuple[Tensor, Tensor]:
-    """Logits, some of them large, and targets at both ends of the rows and between."""
+    """Return logits, some of them large, and targets at both ends of the rows and between."""
     torch.manual_seed(0)
     logits = (torch.randn(tokens, words) * torch.logspace(-1, 2, tokens)[:, None]).to(dtype)
     return logits, torch.tensor([0, words - 1, *torch.randint(0, words, (tokens - 2,)).tolist()])
@@ -45,7 +45,7 @@ def test_it_has_the_bits_of_autograd(dtype: torch.dtype) -> None:
 @every_dtype
 @pytest.mark.parametrize("width", [32, 64, 128])
 def test_the_kernel(dtype: torch.dtype, width: int) -> None:
-    """A row in several steps, of which the last is not full, and in one."""
+    """A row takes several steps, the last of them not full, or a single step."""
     logits, targets = drawn(dtype)
     nats, gradient = by_kernel(logits, targets, SCALE, width)
     wanted = cross_entropy_(logits, targets, SCALE)
@@ -64,7 +64,7 @@ def test_without_a_scale_the_logits_stay() -> None:
 
 @pytest.mark.parametrize("target", [-100, -1, 100])
 def test_no_target_is_ignored(target: int) -> None:
-    """Autograd's own ignores -100, and says nothing."""
+    """Autograd's own cross-entropy ignores -100 silently."""
     logits, targets = drawn(BF16)
     targets[4] = target
     nats, gradient = by_kernel(logits, targets, SCALE, 32)

@@ -1,4 +1,4 @@
-"""What gives the bits of a division in fewer operations."""
+"""Fewer operations give the bits of a division."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def quotient_kernel(x_ptr, rms_ptr, y_ptr, SIZE: tl.constexpr):
 
 
 def test_quotients_of_float32():
-    """Any significands, those among them that are nearly one or two, and zeros of both signs."""
+    """The significands are any, nearly one or nearly two, with zeros of both signs."""
     generator = torch.Generator().manual_seed(0)
     count = 2**20
     significands = 1 + torch.randint(0, 2**23, (2, count), generator=generator) * 2.0**-23
@@ -49,7 +49,7 @@ def one_over_kernel(x_ptr, d_ptr, y_ptr, divided_ptr, SIZE: tl.constexpr):
 
 
 def test_what_is_divided_by_one_and_more():
-    """Compare every bit on a GPU, where a division is approximate; the interpreter rounds both correctly."""
+    """On a GPU a division is approximate. The interpreter rounds both correctly."""
     generator = torch.Generator().manual_seed(0)
     count = 2**14
     x = torch.randn(count, generator=generator) * 100

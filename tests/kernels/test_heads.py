@@ -1,4 +1,4 @@
-"""Heads: every bit of rotation and cast; gradients of queries, keys and values also beside autograd."""
+"""Rotated and cast heads have the reference's bits, and gradients of queries, keys and values also match autograd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ B, T, N, K, H = 2, 32, 4, 2, 16
 
 
 def inputs(sequences_differ=False, head_size=H):
-    """q, k, v, gradients of what is rotated, angles."""
+    """Return q, k, v, the gradients of the rotated heads, and the angles."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, dq, dk, dv = (torch.randn(B, T, heads, head_size, generator=generator).to(BF16) for heads in (N, K, K) * 2)
     positions = torch.arange(T, dtype=FP32)
@@ -27,14 +27,14 @@ def inputs(sequences_differ=False, head_size=H):
 
 
 def rotated(x, rope):
-    """As complex numbers: feature i and i + H / 2 are one."""
+    """Return x rotated as complex numbers, where features i and i + H / 2 make one."""
     turns = torch.polar(torch.ones_like(rope), rope)[..., None, :]
     z = torch.complex(*x.float().chunk(2, dim=-1)) * turns
     return torch.cat((z.real, z.imag), dim=-1).to(BF16)
 
 
 def gradient(qkv, d_qkv, rope):
-    """bf16 [B T, (N + 2 K) H]."""
+    """Return the gradient of the unrotated heads, bf16 [B T, (N + 2 K) H]."""
     q, k, v = (x.clone().requires_grad_() for x in qkv)
     turned = (q, k) if rope is None else (rotated(q, rope), rotated(k, rope))
     grads = torch.autograd.grad((*turned, v), (q, k, v), d_qkv)
@@ -46,7 +46,7 @@ def gradient(qkv, d_qkv, rope):
     [((2, 32), 16, True), ((3, 7), 48, True), ((1, 5), 6, False), ((2, 40), 128, False), ((2, 1), 32, False)],
 )
 def test_queries_and_keys_are_rotated_where_they_are(shape, head_size, sequences_differ):
-    """Every bit is that of the module-by-module road: split, rotate; values and what is beside them stay."""
+    """Every bit is that of splitting and rotating by modules. Values, and what lies beside the heads, stay."""
     generator = torch.Generator().manual_seed(0)
     qkv = (torch.randn(shape[0] * shape[1], 7 * head_size, generator=generator) * 8).to(BF16)
     qkv[0, 0], qkv[-1, -1] = torch.inf, torch.nan
@@ -63,7 +63,7 @@ def test_queries_and_keys_are_rotated_where_they_are(shape, head_size, sequences
 
 @pytest.mark.parametrize(("head_size", "block_size"), [(16, 16), (32, 16), (64, 32), (128, 64)])
 def test_gradients_have_the_bits_of_the_reference(head_size, block_size):
-    """Take one pass where half a head has whole blocks, else two."""
+    """It takes one pass if half a head has whole blocks, else two."""
     _, d_qkv, rope = inputs(head_size=head_size)
     cast = BlockCast(block_size)
     for row, column in (("E4M3", "E5M2"), (None, UNREAD)):
@@ -74,7 +74,7 @@ def test_gradients_have_the_bits_of_the_reference(head_size, block_size):
 
 
 def test_rows_of_any_number():
-    """Take rows alone, where no block lies along a column."""
+    """No block lies along a column, so any number of rows will do."""
     _, d_qkv, rope = inputs(head_size=64)
     d_qkv = [d[:, :21] for d in d_qkv]
     for row in ("E4M3", None):
@@ -83,7 +83,7 @@ def test_rows_of_any_number():
 
 
 def reference(d_qkv, rope, row, column, cast):
-    """Return the operands by torch, rotated where the kernel runs: cosines differ between processors."""
+    """Return the operands by torch, rotated where the kernel runs, because cosines differ between processors."""
     dq, dk = (rotate_back(d.to(DEVICE), rope.to(DEVICE)).cpu() for d in d_qkv[:2])
     return heads_cast_both(dq, dk, d_qkv[2], None, row, column, cast)
 
@@ -103,7 +103,7 @@ def test_the_gradient(rotates, sequences_differ, head_size):
     row, column = kernel(d_qkv, rope, None, None)
     assert_same_bits(row, column)
     expected = gradient(qkv, d_qkv, rope)
-    if rotates:  # a few are neighbours: products are rounded where complex ones are not
+    if rotates:  # a few are neighbours: these products are rounded, complex ones are not
         assert (row != expected).float().mean() < 0.01
         torch.testing.assert_close(row.float(), expected.float(), rtol=2.0**-7, atol=1e-6)
     else:
@@ -122,7 +122,7 @@ def test_its_casts(tile):
 
 
 def test_any_layout():
-    """As attention gives them: heads before positions."""
+    """Heads come before positions, as attention gives them."""
     _, d_qkv, rope = inputs()
     others = [d.transpose(1, 2).contiguous().transpose(1, 2) for d in d_qkv]
     for one, other in zip(kernel(others, rope, "E4M3", "E4M3"), kernel(d_qkv, rope, "E4M3", "E4M3"), strict=True):

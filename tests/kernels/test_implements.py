@@ -1,4 +1,4 @@
-"""What is added counts: a backend that does not name it says so, and the reference takes it as its row says."""
+"""A new ingredient counts: a backend that does not name it says so, and the reference applies it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels that benchmarks have of their own."""
+"""The kernels of the benchmarks compute what they should."""
 
 from __future__ import annotations
 

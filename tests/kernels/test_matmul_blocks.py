@@ -1,4 +1,7 @@
-"""The product of operands with FP32 block scales: sums within a block are exact here, so that all bits are equal."""
+"""The product of operands with FP32 block scales has every bit.
+
+Sums within a block are exact in these tests.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ BF16 = torch.bfloat16
 
 
 def operand(rows, inner, size, scaled, seed):
-    """Small integers, with block scales of any significand."""
+    """Return small integers, with block scales of any significand."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randint(-15, 16, (rows, inner), generator=generator).to(BF16)
     scales = torch.rand(rows, -(-inner // size), generator=generator) + 2.0**-3
@@ -39,7 +42,7 @@ def wanted(a, b, scale=None):
 )
 @pytest.mark.parametrize("scaled", [(True, True), (True, False), (False, True)], ids=str)
 def test_is_the_sum_of_scaled_products(rows, inner, columns, scaled):
-    """Of whole tiles and blocks and of incomplete ones; the last shape has enough large tiles, the others small."""
+    """Tiles and blocks are whole or incomplete. Only the last shape has enough tiles to use large ones."""
     a = operand(rows, inner, 128, scaled[0], 0)
     b = operand(columns, inner, 128, scaled[1], 1).T
     assert_same_bits(launched(a, b), wanted(a, b))

@@ -26,7 +26,7 @@ def test_beside_float64(shapes, transposed):
 
 @pytest.mark.parametrize("size", [64, pytest.param(512, marks=pytest.mark.gpu)])
 def test_no_bit_depends_on_the_stack(size):
-    """Alone they have smaller tiles: 16 of 128 x 128 are too few, and 10 times as many are not."""
+    """A replica alone has smaller tiles: 16 of 128 x 128 are too few, and 10 times as many are enough."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(10, size, size, generator=generator).to(DEVICE) for _ in range(2))
     whole = launch_cuda(a, b)

@@ -1,4 +1,4 @@
-"""The native backend: refused where there is none, and, with torchao's emulated kernels, our emulated result."""
+"""The native backend is refused where it cannot run, and with torchao's emulated kernels gives our emulated result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COVERED = ["mxfp8", "mxfp4", "mxfp8_forward_only", "mxfp8_backward_only", "bf16"
 
 
 def run(row: str, is_native: bool, dtype: torch.dtype, backend: str | None = None) -> list[torch.Tensor]:
-    """h, dX, dW."""
+    """Return h, dX and dW."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(rows: int, columns: int) -> torch.Tensor:
@@ -46,7 +46,7 @@ def test_the_native_path_gives_the_emulated_result(row: str, dtype: torch.dtype,
 @pytest.mark.slow
 @pytest.mark.parametrize("row", slow_but(["mxfp4"], ["mxfp8", "mxfp4"]))
 def test_the_native_path_is_traced_without_a_break(row: str, emulated_kernels: None) -> None:
-    """Inductor has no E8M0 on CPU, so the graph is run as it was traced."""
+    """Inductor has no E8M0 on CPU, so the graph runs as it was traced."""
     torch._dynamo.reset()
     got = run(row, True, torch.float32, backend="aot_eager")
     for one, other in zip(got, run(row, False, torch.float32), strict=True):
@@ -55,7 +55,7 @@ def test_the_native_path_is_traced_without_a_break(row: str, emulated_kernels: N
 
 
 def test_the_native_path_is_taken(emulated_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the two tests above compare emulation with itself."""
+    """Otherwise the two tests above would compare emulation with itself."""
     from torchao.prototype.mx_formats import mx_tensor
 
     shapes = []
@@ -80,7 +80,7 @@ def blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_that_is_not_here_is_asked_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job is planned on a machine without one."""
+    """A job may be planned on a machine without a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert why_not() is None
     assert why_not("mxfp8_e5m2_grad") is not None

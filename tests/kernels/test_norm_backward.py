@@ -1,4 +1,4 @@
-"""A norm's backward and what is summed over the rows: beside float64, and the same bits in every stack."""
+"""A norm's backward and its sums over rows agree with float64, with the same bits in every stack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def inputs(shape, dtype, centers, seed=0):
-    """dy, x, mean, rms, gain, dout of a stack."""
+    """Return dy, x, mean, rms, gain and dout of a stack."""
     generator = torch.Generator().manual_seed(seed)
     x = (torch.randn(shape, generator=generator) * 3 + 0.5).to(dtype)
     gain, bias = (torch.randn(shape[0], 1, shape[2], generator=generator) for _ in range(2))
@@ -30,7 +30,7 @@ def kernel(*tensors):
 
 
 def by_autograd(dy, x, gain, dout, centers):
-    """In float64, of sum(dy y) + sum(dout x)."""
+    """Return the gradients in float64 of sum(dy y) + sum(dout x)."""
     x, gain = x.double().requires_grad_(), gain.double().requires_grad_()
     shift = x - x.mean(-1, keepdim=True) if centers else x
     y = shift / (shift.square().mean(-1, keepdim=True) + 1e-5).sqrt() * gain
@@ -55,7 +55,7 @@ def test_beside_float64(shape, dtype, centers):
 @pytest.mark.parametrize("sums", [1, 2, 3])
 @pytest.mark.parametrize("columns", [96, 1024, 4096])
 def test_many_rows(most_programs, sums, columns):
-    """Then a program has several tiles, the last one fewer than the others; dx is the same."""
+    """A program has several tiles, and the last one fewer than the others. dx is the same."""
     at = inputs((2, 7 * 8, columns), torch.bfloat16, True)
     dx, all_sums = kernel(*at)
     same, some_sums = [t.cpu() for t in launch_cuda(*(t.to(DEVICE) for t in at), sums, most_programs)]

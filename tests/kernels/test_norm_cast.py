@@ -1,4 +1,4 @@
-"""Norm kernels: the RMS within 1e-6 of torch's in float64; given its bits, every bit of the operands."""
+"""Norm kernels give the RMS within 1e-6 of torch's in float64, and with its bits every bit of the operands."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mxstudy.kernels.packing import pack
 from mxstudy.numerics.cast import BlockCast, block_cast
 
 pytestmark = pytest.mark.integration
-NARROW = Tile(32, 64, 8)  # several to a row
+NARROW = Tile(32, 64, 8)  # several tiles per row
 
 
 def kernel(x, norm, row, column, cast, *, gain=None, bias=None, branch=None, round_output=False, tile=None):
-    """As CPU tensors."""
+    """Return the kernel's results as CPU tensors."""
     x, gain, bias, branch = (None if t is None else t.to(DEVICE) for t in (x, gain, bias, branch))
     known = pack(Normed(norm.p, norm.centers, norm.eps, round_output))
     return [t.cpu() for t in launch_cuda(x, branch, gain, bias, known, checked_casts(x.shape, row, column, cast), tile)]
@@ -73,7 +73,7 @@ def test_formats_and_blocks(row, column, block_size):
 @pytest.mark.parametrize("branch_dtype", [FP32, BF16])
 @pytest.mark.parametrize("tile", [NARROW, None])
 def test_the_sum_with_a_branch(dtype, branch_dtype, tile):
-    """It is rounded and written, and what is normalised."""
+    """The sum is rounded and written, and then normalised."""
     x, gain, bias = norm_inputs(dtype=dtype)
     branch, _, _ = norm_inputs(dtype=branch_dtype, seed=1)
     options = {"gain": gain, "bias": bias, "tile": tile}
@@ -92,7 +92,7 @@ def test_the_sum_with_a_branch(dtype, branch_dtype, tile):
 @pytest.mark.parametrize("columns", [96, 256])
 @pytest.mark.parametrize("tile", [None, Tile(8, 32, 4), Tile(1, 32, 4)])
 def test_rows_alone(norm, dtype, columns, tile):
-    """Then no block of rows has to be whole, and a program has as many as it likes."""
+    """No block of rows has to be whole, so a program may have any number of rows."""
     x, gain, _ = norm_inputs((39, columns), dtype)
     branch, _, _ = norm_inputs((39, columns), BF16, seed=1)
     row, column, total, mean, rms = kernel(x, norm, "E4M3", UNREAD, BlockCast(), gain=gain, branch=branch, tile=tile)
@@ -105,7 +105,7 @@ def test_rows_alone(norm, dtype, columns, tile):
 
 @every_norm
 def test_a_row_knows_no_other(norm):
-    """Neither their number nor its own place changes a bit; rows that no block of rows holds whole are rows too."""
+    """Neither the number of rows nor a row's position changes a bit, even if no block of rows is whole."""
     x, gain, _ = norm_inputs((96, 256))
     whole = kernel(x, norm, "E4M3", None, BlockCast(), gain=gain, tile=NARROW)
     part = kernel(x[13:60], norm, "E4M3", None, BlockCast(), gain=gain, tile=NARROW)
@@ -115,7 +115,7 @@ def test_a_row_knows_no_other(norm):
 
 @every_norm
 def test_a_replica_of_a_stack_is_itself_alone(norm):
-    """With a gain and a bias of its own; a NaN in one is none in another."""
+    """It has its own gain and bias, and a NaN in one replica stays there."""
     x, gain, bias = norm_inputs((3, 32, 128))
     x[1, 4, 5] = torch.nan
     gains, biases = (torch.stack([t.roll(r) for r in range(3)])[:, None] for t in (gain, bias))
@@ -132,12 +132,12 @@ def test_a_replica_of_a_stack_is_itself_alone(norm):
 @every_norm
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_rows_that_are_zero_huge_tiny_or_not_finite(norm, bad):
-    """As the numerics have them, whichever tile of the row it is in."""
+    """The result is that of the numerics, whichever tile of the row it is in."""
     x, _, _ = norm_inputs((32, 128))
     x[3], x[9], x[4, 100], x[5, 3] = 0, -0.0, bad, bad
     x[6] *= 1e-30
     if norm.p is not None:
-        x[7] *= 1e30  # whose squares are infinite
+        x[7] *= 1e30  # their squares are infinite
     ours = kernel(x, norm, "E4M3", None, BlockCast(), tile=NARROW)
     theirs = norm_cast_both(x, None, norm, "E4M3", None, BlockCast())
     assert torch.equal(ours[0].isnan(), theirs.row.isnan())

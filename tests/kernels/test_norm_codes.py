@@ -1,4 +1,4 @@
-"""Norm and cast to codes: the RMS within 1e-6 of torch's in float64; given its bits, every bit of codes and scales."""
+"""Norm and cast to codes give the RMS within 1e-6 of torch's in float64, and with its bits every code and scale."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ every_coded = pytest.mark.parametrize("fmt", CODED)
 
 
 def kernel(x, norm, fmt, cast, tensor_scale=None, tile=None, branch=None):
-    """Codes, scales, rms, and the sum with a branch, as CPU tensors."""
-    if tile is None and DEVICE == "cpu":  # the interpreter takes its time a program
+    """Return codes, scales, rms, and the sum with a branch, as CPU tensors."""
+    if tile is None and DEVICE == "cpu":  # the interpreter takes its time for each program
         usual = row_tile(x.shape[-1], cast.block_size)
         tile = usual._replace(rows=16 * usual.rows, warps=16 * usual.warps)
     x, branch = x.to(DEVICE), None if branch is None else branch.to(DEVICE)
@@ -33,7 +33,7 @@ def kernel(x, norm, fmt, cast, tensor_scale=None, tile=None, branch=None):
 
 
 def assert_codes(x, norm, fmt, cast=None, tile=None):
-    """What the kernel gives is the numerics' given its rms; returns codes, scales and rms."""
+    """Check the kernel's codes and scales against the numerics with its rms, and return codes, scales and rms."""
     cast = cast or BlockCast(16 if fmt == "NVFP4" else 32)
     codes, scales, rms = kernel(x, norm, fmt, cast, TENSOR_SCALE[fmt], tile)
     expected = block_cast(normalize(x, rms), fmt, -1, cast, TENSOR_SCALE[fmt])
@@ -61,7 +61,7 @@ def test_rms_and_codes(norm, fmt):
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("columns", [64, 192, 320, 704, 1280, 1536, 1792])
 def test_sizes(columns, block_size):
-    """Of the paper's grid and others; the last chunk of 704 columns is not whole in blocks of 16."""
+    """Sizes are of the paper's grid and others. 704 columns in blocks of 16 leave the last chunk incomplete."""
     x, _, _ = norm_inputs((5, columns), BF16)
     for fmt in ("E4M3", "E2M1"):
         _, _, rms = assert_codes(x, RowNorm(p=2.0), fmt, BlockCast(block_size))
@@ -110,7 +110,7 @@ def test_numbers_that_begin_amid_a_word():
 
 @every_coded
 def test_every_bf16_number(fmt):
-    """All 2^16, NaN and infinities among them, each beside its neighbours and, shuffled, beside others."""
+    """All 2^16 numbers, NaN and infinities included, stand beside their neighbours and, shuffled, beside others."""
     every = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(BF16)
     shuffled = every[torch.randperm(2**16, generator=torch.Generator().manual_seed(0))]
     for x in (every, shuffled):
@@ -121,7 +121,7 @@ def test_every_bf16_number(fmt):
 @every_coded
 @pytest.mark.parametrize("norm", NORMS[:2], ids=str)
 def test_every_significand_over_many_rms(norm, fmt):
-    """Ties and their neighbours: each of 128 significands, in 8 binades, over 1000 rms."""
+    """The test has ties and their neighbours: each of 128 significands, in 8 binades, over 1000 rms."""
     generator = torch.Generator().manual_seed(1)
     significands = 1 + torch.arange(128) / 128
     signs = 1 - 2 * torch.randint(0, 2, (1000, 1024), generator=generator)
@@ -134,7 +134,7 @@ def test_every_significand_over_many_rms(norm, fmt):
 @pytest.mark.parametrize("exponent", [-130, -110, -70, -60, -41, -39, 0, 39, 41, 60, 70, 110, 125])
 @pytest.mark.parametrize("norm", NORMS[:2], ids=str)
 def test_rows_and_blocks_of_any_size(norm, exponent):
-    """Whole rows, and single blocks in rows of ordinary size, around where the kernel begins to divide."""
+    """Whole rows, and single blocks in rows of ordinary size, lie around where the kernel begins to divide."""
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(24, 256, generator=generator)
     blocks = x.clone()
@@ -152,7 +152,7 @@ def test_rows_and_blocks_of_any_size(norm, exponent):
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @every_rounding
 def test_rows_that_are_zero_or_not_finite(rounding, bad, p, fmt):
-    """As the numerics have them; what one row has does not reach its neighbours in the tile."""
+    """The result is that of the numerics, and a row does not affect its neighbours in the tile."""
     cast = BlockCast(16 if fmt == "NVFP4" else 32, rounding=rounding)
     x, _, _ = norm_inputs((16, 128), BF16)
     x[3], x[5], x[4, 100], x[8, 33:35], x[9, ::2] = 0, -0.0, bad, -0.0, -0.0
@@ -168,7 +168,7 @@ def test_rows_that_are_zero_or_not_finite(rounding, bad, p, fmt):
 @every_coded
 @pytest.mark.parametrize("tile", [None, RowTile(4, 64, 4)])
 def test_the_sum_with_a_branch(tile, fmt):
-    """It is rounded and written, and what is normalised; also in rows that are divided."""
+    """The sum is rounded and written, and then normalised, also in rows that are divided."""
     x, _, _ = norm_inputs((17, 256), BF16)
     branch, _, _ = norm_inputs((17, 256), BF16, seed=1)
     x[3, 7], x[5] = torch.inf, x[5] * 2.0**-90
@@ -203,7 +203,7 @@ def test_bits_do_not_depend_on_the_tile(fmt):
 
 @every_coded
 def test_codes_are_those_of_a_quantised_tensor(fmt):
-    """Decoded they are x / rms to the format's precision; leading dimensions stay."""
+    """Decoded, they are x / rms to the format's precision, and leading dimensions stay."""
     x, _, _ = norm_inputs((2, 3, 128), BF16)
     cast, scale = (BlockCast(16), 1 / 64) if fmt == "NVFP4" else (BlockCast(), None)
     found = norm_codes(x.to(DEVICE), RowNorm(p=2.0), fmt, cast, scale)
@@ -217,7 +217,7 @@ def test_codes_are_those_of_a_quantised_tensor(fmt):
 
 @pytest.mark.slow
 def test_a_quotient_in_three_operations():
-    """Every significand of bf16 over every 16th of FP32."""
+    """The test has every significand of bf16 over every 16th of FP32."""
     x = (1 + np.arange(128, dtype=np.float32) / 128)[:, None]
     for part in range(64):
         bits = (127 << 23) + np.arange(part * 2**17 + 5, (part + 1) * 2**17, 16, dtype=np.int32)
@@ -229,7 +229,7 @@ def test_a_quotient_in_three_operations():
 
 
 def test_a_product_and_a_sum_in_one_rounding():
-    """What the interpreter has in place of a GPU's: against exact integers, ties of FP32 among them."""
+    """The interpreter's substitute agrees with exact integers, ties of FP32 among them."""
     rng = np.random.default_rng(0)
     a, b = (rng.integers(2**23, 2**24, 20000).astype(np.float32) for _ in range(2))
     c = (rng.integers(-(2**24), 2**24, 20000) * 2.0 ** rng.integers(0, 30, 20000)).astype(np.float32)

@@ -1,6 +1,6 @@
-"""Operators of `numerics.kernels` as callers have them: what they are away from GPUs, to torch, and refuse.
+"""Callers meet the operators of `numerics.kernels` away from GPUs, in torch's compiler, and in refusals.
 
-On a GPU their kernels run, which other tests hold to the same references.
+On a GPU their kernels run, which other tests compare with the same references.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cast_both_is_an_operator(dtype):
-    """Schema, fake tensors and tracing, and compiled without a break."""
+    """It has a schema and fake tensors, and is traced and compiled without a break."""
     x = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
     cast = BlockCast()
     library.opcheck(torch.ops.mxstudy.cast_both, (x, checked_casts(x.shape, "E4M3", None, cast)))
@@ -60,7 +60,7 @@ def test_cast_both_is_an_operator(dtype):
 
 @pytest.mark.parametrize("name", ["relu", "swiglu"])
 def test_activations_are_operators(name):
-    """Schema, fake tensors and tracing, and compiled without a break."""
+    """They have a schema and fake tensors, and are traced and compiled without a break."""
     h, dz = (x.to(DEVICE) for x in activation_inputs(name))
 
     def step(h, dz):
@@ -79,7 +79,7 @@ def test_activations_are_operators(name):
 @pytest.mark.parametrize("norm", [RowNorm(centers=True), RowNorm(p=2.0)])
 @pytest.mark.parametrize("with_branch", [False, True])
 def test_norm_cast_both_is_an_operator(norm, with_branch):
-    """Schema, fake tensors and tracing, and compiled without a break."""
+    """It has a schema and fake tensors, and is traced and compiled without a break."""
     x, gain, _ = (t.to(DEVICE) for t in norm_inputs())
     branch = x if with_branch else None
     known = pack(Normed(norm.p, norm.centers, norm.eps, False))
@@ -98,7 +98,7 @@ def test_norm_cast_both_is_an_operator(norm, with_branch):
 @pytest.mark.parametrize("fmt", ["E4M3", None])
 @pytest.mark.parametrize("axis", [-2, -1])
 def test_cast_one_is_an_operator(fmt, axis):
-    """Schema, fake tensors and tracing, and compiled without a break."""
+    """It has a schema and fake tensors, and is traced and compiled without a break."""
     x, gain, bias = (t.to(DEVICE) for t in norm_inputs())
     mean, rms = x.mean(-1, keepdim=True), x.square().mean(-1, keepdim=True).sqrt()
     casts = checked_casts(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, BlockCast())
@@ -113,7 +113,7 @@ def test_cast_one_is_an_operator(fmt, axis):
 
 @pytest.mark.parametrize("with_rope", [False, True])
 def test_heads_cast_both_is_an_operator(with_rope):
-    """Schema, fake tensors and tracing, and compiled without a break."""
+    """It has a schema and fake tensors, and is traced and compiled without a break."""
     dq, dk, dv = (torch.randn(2, 32, heads, 16).bfloat16().to(DEVICE) for heads in (4, 2, 2))
     rope = torch.randn(32, 8, device=DEVICE) if with_rope else None
     casts = checked_casts((64, 128), "E4M3", None, BlockCast())
@@ -150,7 +150,7 @@ def test_a_bf16_tensor_without_a_format_is_its_own_operand():
 
 def test_an_operand_that_nobody_reads_has_no_elements():
     x = torch.ones(48, 64)
-    row, column = cast_both(x, "E4M3", UNREAD, BlockCast())  # whose blocks need not divide anything
+    row, column = cast_both(x, "E4M3", UNREAD, BlockCast())  # blocks of it need not divide anything
     assert (row.shape, column.shape) == (x.shape, (0,))
     library.opcheck(torch.ops.mxstudy.cast_both, (x, checked_casts(x.shape, "E4M3", UNREAD, BlockCast())))
 
@@ -158,7 +158,7 @@ def test_an_operand_that_nobody_reads_has_no_elements():
 @pytest.mark.parametrize(("fmt", "scale"), [("E4M3", None), ("E2M1", None), ("NVFP4", 0.05)])
 @pytest.mark.parametrize("norm", [RowNorm(), RowNorm(p=2.0)], ids=str)
 def test_norm_codes_is_an_operator(norm, fmt, scale):
-    """Schema, fake tensors and tracing, and compiled without a break; on CPU it is the numerics."""
+    """It has a schema and fake tensors, is traced and compiled without a break, and equals the numerics on CPU."""
     x = norm_inputs((2, 32, 96), BF16)[0].to(DEVICE)
     cast = BlockCast(16)
     packed = encoding(norm, fmt, cast)
@@ -253,7 +253,7 @@ def test_casts_that_no_kernel_does(shape, row, column, block_size, message):
 
 @pytest.mark.parametrize("rounding", ["up", "stochastic"])
 def test_another_rounding_is_refused_where_nothing_is_cast(rounding):
-    """A kernel would take it for ties to even."""
+    """A kernel would treat it as ties to even."""
     with pytest.raises(ConfigError, match=f"rounding: {rounding} has no kernel; take one of"):
         cast_both(torch.ones(64, 64), None, None, BlockCast(rounding=rounding))
 

@@ -1,4 +1,4 @@
-"""Both gradients of a linear, of operands that are cast already: as float64 has them, side by side or not."""
+"""Both gradients of a linear, from operands that are already cast, agree with float64, in parallel or not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mxstudy.kernels import products as gemms
 
 
 def operands(*stack: int) -> list[torch.Tensor]:
-    """Small integers: sums of them are exact in any order."""
+    """Return small integers, whose sums are exact in any order."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((64, 96), (64, 32), (64, 96), (96, 32))
     return [torch.randint(-3, 4, (*stack, *s), generator=generator).to(DEVICE, torch.bfloat16) for s in shapes]
@@ -22,7 +22,7 @@ def operands(*stack: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("stack", [(), (1,), (3,)])
 @pytest.mark.parametrize("fills", [True, False])
 def test_both_gradients(stack, fills, monkeypatch):
-    """On a GPU side by side where neither product fills it, and one after the other where it does."""
+    """On a GPU both run in parallel if neither product fills it, and one after the other if both do."""
     monkeypatch.setattr(gemms, "TILE", 1 if fills else gemms.TILE)
     dy, x, dy_dgrad, w = operands(*stack)
     dw, dx = linear_gradients(dy, x, dy_dgrad, w)
@@ -38,7 +38,7 @@ def test_is_an_operator():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_side_by_side_in_a_graph():
-    """As a graph replays them, with operands that change."""
+    """A graph replays them with operands that change."""
     inputs = operands(1)
     linear_gradients(*inputs)
     torch.cuda.synchronize()

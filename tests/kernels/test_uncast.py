@@ -1,4 +1,4 @@
-"""Take any number of rows and any sizes where nothing is cast: no block has to be whole."""
+"""Kernels that cast nothing take any number of rows and any sizes, because no block has to be whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slurm's commands as scripts on PATH: they say what a test tells them to, and keep what they were asked."""
+"""Provide Slurm's commands as scripts on PATH, which answer what a test tells them and keep what they were asked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 class FakeSlurm:
-    """At first a Slurm with an empty queue, without accounting, that remembers nothing."""
+    """A Slurm that starts with an empty queue, no accounting and no memory."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -29,7 +29,7 @@ class FakeSlurm:
         path.chmod(0o755)
 
     def queue(self, **states: str) -> None:
-        """squeue's list: job5_0="RUNNING" is job 5_0."""
+        """Set squeue's list, where job5_0="RUNNING" is job 5_0."""
         self.say("squeue", "\n".join(f"{name.removeprefix('job')} {state}" for name, state in states.items()))
 
     def asked(self, command: str) -> list[str]:

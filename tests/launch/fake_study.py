@@ -1,4 +1,4 @@
-"""A kind of run that trains nothing, and the composed jobs for it."""
+"""Provide a kind of run that trains nothing, and the composed jobs for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Outcome = Callable[[RunFolder], str]
 
 
 class FakeStudy(Study[Pretrain]):
-    """Stands in for mxstudy.studies.pretrain; what a job does is told by the label it runs under."""
+    """Replaces mxstudy.studies.pretrain. The label of a job decides what it does."""
 
     uses = Uses.TASK_EACH
     watched = PretrainStudy.watched
@@ -29,7 +29,7 @@ class FakeStudy(Study[Pretrain]):
 
     def __init__(self) -> None:
         self.invalid: set[int] = set()  # seeds that check() refuses
-        self.outcomes: dict[str, Outcome] = {}  # by label; without one a job finishes
+        self.outcomes: dict[str, Outcome] = {}  # by label; a job without one finishes
         self.identified: list[Any] = []
         self.ran: list[str] = []
         self.summarized: list[tuple[str, str]] = []  # name and state
@@ -66,7 +66,7 @@ class FakeStudy(Study[Pretrain]):
 
 
 def composed(runs: Path, *overrides: str, **values: Any) -> Composed:
-    """One job whose config has the given root values."""
+    """Return one job whose config has the given root values."""
     plain: dict[str, Any] = {
         "study": "pretrain",
         "experiment": "quick",

@@ -1,4 +1,4 @@
-"""The backends of a run are known when it is planned, kept with it, and said of a sweep whose arms differ in them."""
+"""A run's backends are known when it is planned, kept with it, and reported for a sweep whose arms differ in them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ SENTENCE = "run on different backends (fp8_tensor: reference; 2 others: fused), 
 
 
 def job(runs: Path, row: str | dict[str, str], **values: Any) -> Composed:
-    """A tiny decoder in that row, or by that plan; `backend` and whatever else of a precision, `train_...` of train."""
+    """Return a tiny decoder in that row, or by that plan.
+
+    `train_...` sets fields of train, and `backend` and others set fields of a precision.
+    """
     values = {"backend": "auto"} | values
     train = {key.removeprefix("train_"): values.pop(key) for key in list(values) if key.startswith("train_")}
     one = composed(runs, f"precision={row}")
@@ -87,7 +90,7 @@ def test_all_rows_of_a_schedule_are_said_in_their_order() -> None:
 def test_where_no_gpu_is_seen_nobody_takes_it_for_one_with_an_mx_gemm() -> None:
     with planned_for(1):
         assert backend("mxfp8") == backend("mxfp8", train_compile=True) == "fused"
-        assert backend("mxfp8", backend="native") == "native"  # asked again where it runs
+        assert backend("mxfp8", backend="native") == "native"  # checked again where it runs
 
 
 def test_a_backend_does_not_depend_on_what_else_is_planned(tmp_path: Path) -> None:
@@ -203,7 +206,7 @@ def test_what_was_planned_elsewhere_is_noted_where_it_runs(tmp_path: Path) -> No
     folder.config_path.write_text(config.replace("device: cuda", "device: cpu"))
     note_the_machine(folder)
     assert folder.backend() == "reference"
-    folder.config_path.write_text(config.replace("backend: auto", "backend: native"))  # cannot be had here
+    folder.config_path.write_text(config.replace("backend: auto", "backend: native"))  # not available here
     note_the_machine(folder)  # and is refused when it is tried
     assert folder.backend() == "reference"
 
@@ -231,7 +234,7 @@ def test_below_the_table_stands_what_they_ran_on_and_not_what_they_would(tmp_pat
     study.backends = lambda config: "reference" if "fp8_tensor" in str(config.precision) else "fused"
     again = plan(three(tmp_path))
     assert sweep.backends_sentence(again) is not None
-    assert sweep.summarise(again)["pretrain"].markdown == "3 arms"  # nothing says it of those
+    assert sweep.summarise(again)["pretrain"].markdown == "3 arms"  # nothing reports it for those
 
 
 def test_there_is_no_option_for_models_that_are_asked_as_they_were_trained() -> None:

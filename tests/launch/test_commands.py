@@ -1,4 +1,4 @@
-"""+launch=status, cancel, retry, on the folders of runs that a fake Slurm has, or has had."""
+"""+launch=status, cancel and retry work on the folders of runs that a fake Slurm has, or has had."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Slurm, list[str]]]:
-    """What reaches Slurm, in place of submitit: jobs are 100, 101, ..."""
+    """Return what reaches Slurm, in place of submitit. Jobs are 100, 101, ..."""
     sent: list[tuple[Slurm, list[str]]] = []
 
     def submit(folders, settings, launch, code, tasks):
@@ -44,7 +44,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Slurm, list[str]]]:
 
 @pytest.fixture
 def runs(tmp_path: Path, study: FakeStudy, slurm: FakeSlurm) -> dict[str, RunFolder]:
-    """By what they are, as jobs 1_0, 1_1, ... of which three are still in the queue."""
+    """Return runs by name, as jobs 1_0, 1_1, ..., of which three are still in the queue."""
     states = ["queued", "running", "requeued", "dead", "failed", "stopped", "finished"]
     made = {}
     for number, (name, job) in enumerate(zip(states, plan(seeds(tmp_path / "runs", *range(len(states)))), strict=True)):
@@ -90,7 +90,7 @@ def test_status_is_a_table(tmp_path: Path, runs: dict[str, RunFolder], capsys: p
 def test_status_of_a_stack_is_that_of_its_replicas(
     tmp_path: Path, runs: dict[str, RunFolder], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rows for every 50th step, written when 500 are done: 100 ms a step, and 549 are left."""
+    """There is a row for every 50th step, written after each 500: 100 ms a step, with 549 left."""
     rows = [
         {"step": n, "probe": "replicas", "values": {"train/loss": 5 - n / 1000}, "time_s": 50 * (n // 500) + n / 1e6}
         for n in range(0, 2500, 50)
@@ -104,7 +104,7 @@ def test_status_of_a_stack_is_that_of_its_replicas(
 
     assert shown() == "running 2500/3000 2.5500 10 steps/s 0:55 1_1"
     runs["running"].journal_path.write_text("".join(json.dumps(row) + "\n" for row in rows[:10]))
-    assert shown() == "running 2500/3000 4.5500 1_1"  # all at once: nobody knows how long they took
+    assert shown() == "running 2500/3000 4.5500 1_1"  # they came all at once, so nobody knows how long they took
 
 
 @pytest.mark.integration
@@ -164,7 +164,7 @@ def test_cancel_ends_what_is_queued_or_runs(
     assert slurm.asked("scancel") == ["scancel 1_0 1_1 1_2"]
     assert capsys.readouterr().out.splitlines()[-1] == "3 of 7 runs cancelled"
     slurm.queue()
-    runs["running"].update(state="preempted", reason="SIGTERM")  # its last word, after a checkpoint
+    runs["running"].update(state="preempted", reason="SIGTERM")  # its last status, after a checkpoint
     launch(tmp_path, "status")
     assert capsys.readouterr().out.splitlines()[-1] == "1 preempted, 2 failed, 3 cancelled, 1 finished"
 
@@ -272,7 +272,7 @@ def test_a_refused_retry_can_be_retried(
 def test_a_refused_launch_leaves_what_was_there(
     tmp_path: Path, study: FakeStudy, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    """A run that it would have replaced; what is new says that no queue has it."""
+    """The run that it would have replaced stays, and the new one says that no queue has it."""
     monkeypatch.setitem(remote.SUBMIT, Slurm, refuse)
     there = claim(plan(seeds(tmp_path / "runs", 1))[0])
     there.update(state="finished", step=10)

@@ -1,4 +1,4 @@
-"""What a sweep would cost, against numbers counted by hand."""
+"""The estimate of what a sweep costs equals numbers counted by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = ("+experiment=mxnorm_pretrain", "dry_run=true", "tracking=none")
 def shown(
     patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, *words: str
 ) -> dict[str, list[str]]:
-    """The words of each line, by its first."""
+    """Return the words of each line, by the first word."""
     patch.chdir(folder)
     assert call(*words) == (0, "")
     assert list(folder.iterdir()) == []
@@ -29,7 +29,7 @@ def shown(
 
 @pytest.mark.integration
 def test_of_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Llama of 2 layers of 64, heads of 32, FFN of 128, vocabulary 320, sequences of 128, 4 a step, 1000 steps."""
+    """Llama has 2 layers of 64, heads of 32, FFN of 128, vocabulary 320, and 1000 steps of 4 sequences of 128."""
     sizes = ["hidden_size=64", "ffn_size=128", "num_layers=2", "num_heads=2", "num_kv_heads=1", "vocab_size=320"]
     lines = shown(
         *(monkeypatch, capsys, tmp_path, *WORDS, "precision=bf16,mxfp8", *(f"model.{size}" for size in sizes)),
@@ -82,7 +82,7 @@ def test_what_the_backward_computes_again_is_said_with_its_cost(
 def test_gpu_hours_are_those_that_were_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """results/mxnorm_pretrain.md: 1,049 million tokens at 375,907 and 387,946 tokens/s are 0.77 and 0.75 hours."""
+    """In results/mxnorm_pretrain.md, 1,049 million tokens at 375,907 and 387,946 tokens/s take 0.77 and 0.75 hours."""
     lines = shown(
         *(monkeypatch, capsys, tmp_path, *WORDS, "precision=bf16,mxfp8", "data=pysource", "tokenizer=bytes"),
         *("train.compute=bf16", "train.steps=8000"),
@@ -110,7 +110,7 @@ def test_a_run_without_gpu_hours_says_why(words: tuple[str, ...], what: str, her
 
 @pytest.mark.integration
 def test_of_students(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Four replicas of two layers of 64, with 256 inside, 10 steps of 32 inputs."""
+    """Four replicas have two layers of 64, with 256 inside, and 10 steps of 32 inputs."""
     words = ["+experiment=student_teacher", "dry_run=true", "seeds=[0,1]", "lrs=[1e-3,2e-3]", "train.steps=10"]
     words += ["train.batch_size=32", "model.hidden_size=64", "model.num_layers=2"]
     lines = shown(monkeypatch, capsys, tmp_path, *words)
@@ -134,7 +134,7 @@ def test_inline_every_process_has_a_gpu_where_there_are_any(
 def test_a_run_is_named_after_the_device_that_its_job_will_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not after that of the machine that submits it."""
+    """The name is not that of the device of the machine that submits it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 

@@ -1,4 +1,4 @@
-"""Jobs one after another: what is printed, what is kept, and the exit code."""
+"""Jobs that run one after another print, keep and exit as they should."""
 
 from __future__ import annotations
 

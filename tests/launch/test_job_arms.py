@@ -14,7 +14,7 @@ URI = {"uri": "sqlite:///mlflow.db"}
 
 
 def test_a_run_has_the_name_and_the_colour_of_its_arm_in_mlflow(tmp_path: Path, study: FakeStudy) -> None:
-    """norm.p=4 had the name and the tags of p=2."""
+    """norm.p=4 once had the name and the tags of p=2."""
     norms = [{"kind": "mxnorm", "p": p} for p in (2.0, 4.0)]
     asked = [composed(tmp_path, f"seed={n}", seed=n, norm=norm, tracking=URI) for norm in norms for n in (0, 1)]
     jobs = plan([dataclasses.replace(one, choices={"norm": "mxnorm_p2"}) for one in asked])

@@ -1,4 +1,4 @@
-"""What a launch tells MLflow about its sweep."""
+"""A launch tells MLflow about its sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ URI = "sqlite:///mlflow.db"
 
 
 class Store:
-    """In place of MLflow: what was begun and ended there, by a sweep's name."""
+    """Replaces MLflow, and keeps what began and ended there by a sweep's name."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.away = False

@@ -1,4 +1,4 @@
-"""hydra.launcher: what it may say, and what of it reaches sbatch."""
+"""hydra.launcher accepts certain settings, and passes some of them to sbatch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mxstudy.reader import ConfigError, defaults
 
 
 def script(**values: object) -> str:
-    """The sbatch script of such a launch, by submitit."""
+    """Return the sbatch script of such a launch, by submitit."""
     settings = read_launcher({"kind": "slurm", **values})
     assert isinstance(settings, Slurm)
     asked = slurm.parameters(settings, Path("/code"), tasks_per_node("pretrain", settings))

@@ -44,7 +44,7 @@ def losses(folder: RunFolder) -> list[float]:
 
 
 def queued(tmp_path: Path, study: FakeStudy, worker: str, number: int = 1) -> tuple[Path, list[RunFolder]]:
-    """A queue's plan whose jobs are `worker`, a command."""
+    """Return the plan of a queue with jobs that run the command `worker`."""
     launch = tmp_path / "launch"
     launch.mkdir()
     folders = [claim(job) for job in plan(seeds(tmp_path / "runs", *range(number)))]
@@ -95,7 +95,7 @@ def test_jobs_share_a_gpu(
     parallel: int,
     used: list[str],
 ) -> None:
-    """They are the first ones of the queue, at once: a job waits until all of these are there."""
+    """The queue's first jobs share it at once: each waits until all of these are there."""
     monkeypatch.setattr(local, "POLL_S", 0.01)
     (tmp_path := tmp_path / f"{parallel}-{visible}").mkdir()
     if visible:
@@ -112,7 +112,7 @@ def test_jobs_share_a_gpu(
 
 
 def test_processes_of_a_job_know_each_other(tmp_path: Path) -> None:
-    """Two of them, on GPUs 4 and 6: torchrun's variables, and the setup lines before."""
+    """Two processes, on GPUs 4 and 6, have torchrun's variables and ran the setup lines before."""
     setup = [
         "export FROM_SETUP=yes",
         f"{sys.executable} - <<'END'",
@@ -179,7 +179,7 @@ def test_what_is_cancelled_is_not_begun(tmp_path: Path, study: FakeStudy) -> Non
 
 @pytest.mark.integration
 def test_code_is_copied_once_and_found_before_all_other(tmp_path: Path) -> None:
-    """And it is whole: the processes of jobs import nothing that asks for conf/, of which there is no copy."""
+    """The copy is whole, although it has no conf/, because the processes of jobs import nothing that reads conf/."""
     code = freeze_code(tmp_path)
     assert code == tmp_path / ".launch" / f"code-{code_version()}" == freeze_code(tmp_path)
     assert (code / "mxstudy/reader.py").read_bytes() == (PACKAGE / "reader.py").read_bytes()
@@ -200,7 +200,7 @@ def test_a_job_knows_no_hydra() -> None:
 def test_a_sweep_runs_as_it_was_submitted_and_is_resumed_after_a_kill(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Submitted; then its experiment is edited, a file that shadows the code appears, and a job is killed."""
+    """After the submission its experiment is edited, a file that shadows the code appears, and a job is killed."""
     (tmp_path / "conf/experiment").mkdir(parents=True)
     mine = tmp_path / "conf/experiment/mine.yaml"
     mine.write_text("# @package _global_\ndefaults: [quickstart, _self_]\noptimizer: {lr: 1e-3}\n")

@@ -1,4 +1,4 @@
-"""Which jobs run, resume, are skipped or refused."""
+"""A plan decides which jobs run, resume, are skipped or are refused."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_one_run_is_not_asked_for_with_and_without_a_probe(tmp_path: Path, study
 
 
 def arm(runs: Path, row: str, setting: str = "", norm: str = "rmsnorm") -> Composed:
-    """A decoder in that row, with `precision.KEY=VALUE` or nothing."""
+    """Return a decoder in that row, with `precision.KEY=VALUE` or nothing."""
     line, _, value = setting.partition("=")
     values = {line.removeprefix("precision."): yaml.safe_load(value)} if setting else {}
     precision = {"schedule": [{"plan": {"layers.*": row}}]} | values

@@ -1,4 +1,4 @@
-"""Work that the cores share."""
+"""Processes share the work among the cores."""
 
 from __future__ import annotations
 

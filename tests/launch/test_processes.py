@@ -1,4 +1,4 @@
-"""Several processes that are started together, each with the same command line: one decides, and all run."""
+"""When several processes start together with the same command line, one decides and all run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.integration
 
 
 def commands(folder: Path, *lines: list[str]) -> list[tuple[int, str]]:
-    """Exit code and message of each; in every process."""
+    """Return the exit code and message of each command, in every process."""
     os.chdir(folder)
     return [call(*words) for words in lines]
 
 
 def starts(run: RunFolder) -> list[int]:
-    """With how many ranks it was started, each time."""
+    """Return with how many ranks the run was started, each time."""
     return [row["ranks"] for row in read_rows(run.journal_path)[0] if "ranks" in row]
 
 

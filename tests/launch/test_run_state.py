@@ -1,4 +1,4 @@
-"""What state a run is really in."""
+"""A run's real state is found."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 @pytest.fixture
 def folder(tmp_path: Path, study: FakeStudy) -> RunFolder:
-    """A run that was given to Slurm as job 5_0."""
+    """Return a run that was given to Slurm as job 5_0."""
     made = claim(plan(seeds(tmp_path / "runs", 1))[0])
     Ticket(settings=Slurm(), job_id="5_0", launch="/launch", log="/launch/5_0.out", submitted_s=time.time()).write(made)
     return made

@@ -1,4 +1,4 @@
-"""Several sweeps ask for one run: it is stored once, found from each, and trained again for all of them."""
+"""A run of several sweeps is stored once, found from each, and trained again for all of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ PROBE = {"norm_output_rms": {"every_steps": 5}}
 
 
 def asked(runs: Path, sweep: str, *numbers: int, **values: Any) -> list[Composed]:
-    """Jobs of a sweep whose experiment has its name, and its own name for the seed; one alone has a shorter label."""
+    """Return jobs of a sweep whose experiment has its name, and that has its own name for the seed.
+
+    A single job has a shorter label.
+    """
     found = seeds(runs, *numbers, experiment=sweep, baseline={"norm": sweep}, **values)
     return [
         Composed((f"{sweep}.seed={n}",), job.choices | {"sweep": sweep, sweep: str(n)}, job.values)
@@ -41,7 +44,7 @@ def test_a_sweep_finds_its_runs_whoever_trained_them(tmp_path: Path, study: Fake
     assert inline.run_jobs(plan(asked(tmp_path, "second", 1, 2))) == 0
     assert inline.run_jobs(plan(asked(tmp_path, "third", 2, 3))) == 0
     assert study.ran == ["first.seed=1", "first.seed=2", "third.seed=3"]
-    assert len(list(tmp_path.glob("*/*/memberships.json"))) == 2  # where there are several
+    assert len(list(tmp_path.glob("*/*/memberships.json"))) == 2  # one for each of several
     assert not (tmp_path / "second").exists()
     assert labels(tmp_path, "first") == ["first.seed=1", "first.seed=2"]
     assert labels(tmp_path, "second") == ["second.seed=1", "second.seed=2"]
@@ -132,7 +135,7 @@ def test_a_rerun_with_more_probes_replaces_the_run_for_all(tmp_path: Path, study
         found = results.folders_of([tmp_path / name])
         assert (found, [each.label for each in found]) == (folders, [f"{name}.seed={n}" for n in (1, 2)])
         assert [job.state for job in plan(asked(tmp_path, name, 1, 2, probe=PROBE))] == ["finished"] * 2
-    inline.run_jobs(plan(asked(tmp_path, "second", 1, rerun=True)))  # which needs no probe, but takes none away
+    inline.run_jobs(plan(asked(tmp_path, "second", 1, rerun=True)))  # needs no probe, but removes none
     assert [job.state for job in plan(asked(tmp_path, "third", 1, probe=PROBE))] == ["finished"]
 
 

@@ -1,4 +1,4 @@
-"""A run that other code has made is neither skipped nor resumed in silence."""
+"""A run made by other code is neither skipped nor resumed silently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mxstudy.train.runtime import planned_for
 
 @functools.cache
 def other() -> dict[str, Any]:
-    """Return the record of a code that differs in one file; computed once, and not while tests are collected."""
+    """Return the record of a code that differs in one file, computed once, and not while tests are collected."""
     return recorded(code_of("pretrain")["code_files"] | {"numerics/scales.py": "other"})
 
 
@@ -69,7 +69,10 @@ def test_the_refusal_counts_the_jobs_whose_runs_are_stale(tmp_path: Path, study:
 def test_a_sweep_that_was_killed_as_it_trained_again_goes_on(
     tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Jobs that had not begun were refused without rerun=true, and with it those that were done trained anew."""
+    """A sweep that is killed while it trains again can go on.
+
+    Jobs that had not begun used to be refused without rerun=true, and with it finished ones were trained again.
+    """
     for seed in (1, 2, 3):
         of_other_code(tmp_path, seed)
     study.outcomes["seed=2"] = lambda folder: "preempted"  # and the third has not begun

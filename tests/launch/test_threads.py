@@ -1,4 +1,4 @@
-"""Threads of processes that are not alone on their cores: fewer, unless somebody has said how many."""
+"""Processes that share their cores use fewer threads, unless somebody has set how many."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mxstudy.train import runtime
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Torch's default is a thread for each of them."""
+    """Pretend that there are eight cores, for each of which torch starts a thread by default."""
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS")
     for module in (runtime, threads):
@@ -65,7 +65,7 @@ def test_a_notebook_has_its_threads_again_after_a_rehearsal() -> None:
 def test_processes_that_were_started_together_share_what_they_have_in_common(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Share cores with the ranks that have the same: of four, one is on another host and one has its own."""
+    """Cores are shared by the ranks with the same cores: of four, one is on another host and one has its own."""
     monkeypatch.setattr(
         threads, "all_of", lambda mine: [mine, mine, ("elsewhere", mine[1]), (mine[0], [len(mine[1]) + 1])]
     )

@@ -1,4 +1,4 @@
-"""What is watched beside a training: what could not be had is refused when the run is planned, and only then."""
+"""A run that asks to watch what cannot be had is refused when it is planned, and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports that cost seconds at every launch."""
+"""A launch does not import what costs seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small decoders whose MLPs are mixtures of experts, and what a forward and backward of them gives."""
+"""Make small decoders whose MLPs are mixtures of experts, and return what their forward and backward give."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def build(
     apply_precision(decoder, precision, 0, compute, device, compiled=compiled)
     for module in decoder.modules():
         if hasattr(module, "fold_gain") and getattr(module, "weight", None) is not None:
-            with torch.no_grad():  # gains off 1, or a fold would do nothing
+            with torch.no_grad():  # with gains of 1 a fold would do nothing
                 module.weight += 0.1 * torch.randn(module.weight.shape, generator=torch.Generator().manual_seed(1))
     return decoder
 

@@ -1,4 +1,4 @@
-"""Weights that ranks gather as MX codes and scales: the same bits, half the bytes, and what is refused."""
+"""Ranks gather weights as MX codes and scales, with the same bits in half the bytes, or refuse."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from mxstudy.train.parallel import parallelize
 
 RANKS = 2
 CPU = torch.device("cpu")
-MODEL = replace(tiny.MODEL, ffn_size=128)  # whose rows are blocks on two ranks
-ARMS = {  # norm, recipe, backend, changes of precision and of train
+MODEL = replace(tiny.MODEL, ffn_size=128)  # its rows are blocks on two ranks
+ARMS = {  # {arm: norm, recipe, backend, changes of precision and of train}
     "gain folded": (tiny.MXNORM, "mxfp8", "auto", {}, {}),
     "gain folded, by the reference": (tiny.MXNORM, "mxfp8", "reference", {}, {}),
     "gain kept, other codes for dgrad": (tiny.RMSNORM, "mx_mix", "auto", {}, {"micro_batch_size": 1}),
@@ -65,7 +65,7 @@ def built(arm: config.Pretrain) -> tuple[TrainingRun, tiny.Memory]:
 
 
 def steps_and_losses(arms: list[config.Pretrain], runs: list[config.Pretrain]) -> tuple[Any, ...]:
-    """Also the axes along which weights were coded."""
+    """Return the steps and losses, and the axes along which weights were coded."""
     encode, axes = Coding.encode, Counter[int]()
 
     def counted(self: Coding, shard: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,7 +79,7 @@ def steps_and_losses(arms: list[config.Pretrain], runs: list[config.Pretrain]) -
 
 @pytest.mark.slow
 def test_two_ranks_have_the_same_bits_as_without(tmp_path: Path) -> None:
-    """Loss, gradients, weights, probes and validation of a step; losses of a run whose formats change."""
+    """They agree in loss, gradients, weights, probes and validation of a step, and in a run that changes formats."""
     pairs = [settings(arm, gather) for arm in ARMS for gather in ("compute", "mx")]
     runs = [replace(settings(gather=gather, steps=4), precision=SWITCH) for gather in ("compute", "mx")]
     for steps, losses, axes in together(tmp_path, RANKS, steps_and_losses, pairs, runs):
@@ -101,7 +101,7 @@ def test_two_ranks_have_the_same_bits_as_without(tmp_path: Path) -> None:
 
 @pytest.fixture
 def first() -> Iterator[None]:
-    """This process as rank 0 of two; the other is not there, and nothing is sent."""
+    """Make this process rank 0 of two. The other rank does not exist, and nothing is sent."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     yield
     dist.destroy_process_group()
@@ -109,7 +109,10 @@ def first() -> Iterator[None]:
 
 @pytest.mark.usefixtures("first")
 def test_a_rank_sends_codes_of_its_rows_for_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1.03 bytes a parameter; the gain, gathered whole before, is in the forward's codes and not in dgrad's."""
+    """A rank sends 1.03 bytes per parameter.
+
+    The gain, gathered whole before, is in the forward's codes and not in dgrad's.
+    """
     arm = settings("gain folded")
     with torch.device("meta"):
         model = Decoder(arm.model, arm.norm, arm.precision.settings, torch.bfloat16)
@@ -155,7 +158,7 @@ TURNED = config.Gemms(
     dgrad_transform=config.Hadamard(size=16),
 )
 AGAIN = config.Gemms(forward_w=config.Cast(format="E4M3"), dgrad_w=config.Cast(format="E4M3", source="forward"))
-REFUSED = {  # changes of the config, ranks, and what is said
+REFUSED = {  # {case: changes of the config, ranks, and the refusal}
     "bf16": ({"precision": tiny.precision((0, "bf16"))}, 1, "cannot gather layers.0.attention.wqkv: forward_w is not"),
     "some linears are bf16": (
         {"precision": tiny.precision((0, "mxfp8"), pattern="*.wqkv")},
@@ -212,5 +215,5 @@ def test_what_no_recipe_can_have_is_refused(changes: dict[str, Any], says: str) 
 
 
 def test_it_is_not_in_the_fingerprint() -> None:
-    """So a run goes on with it or without it, on any number of ranks."""
+    """So a run can be resumed with it or without it, on any number of ranks."""
     assert fingerprint(settings(), "cpu", {}) == fingerprint(settings(gather="compute"), "cpu", {})

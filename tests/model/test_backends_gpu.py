@@ -1,4 +1,4 @@
-"""On a GPU the fused backend computes what the reference computes of each new ingredient, but for the order of sums."""
+"""On a GPU the fused backend computes each new ingredient as the reference does, but for the order of sums."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INGREDIENTS: dict[str, dict[str, Cast | Hadamard]] = {
     "stochastic rounding, 8 bits": {"wgrad_x": replace(STOCHASTIC, random_bits=8), "forward_x": STOCHASTIC},
     "square weights": {"forward_w": SQUARE, "dgrad_w": SQUARE},
     "transform of wgrad": {"wgrad_transform": Hadamard(size=16, signs="step")},
-    "transforms of all": {  # larger ones take the compiler minutes: a kernel for each shape
+    "transforms of all": {  # larger ones take the compiler minutes, because each shape has a kernel
         "forward_transform": Hadamard(size=16),
         "dgrad_transform": Hadamard(size=16, signs="seed"),
         "wgrad_transform": Hadamard(size=32, signs="call"),
@@ -67,7 +67,7 @@ def gradients(gemms: Gemms, backend: str, step: int = 5, compiles: bool = False)
 
 
 def distance(one: list[Tensor], other: list[Tensor]) -> float:
-    """The largest relative distance of a gradient, in the Euclidean norm."""
+    """Return the largest relative distance of a gradient, in the Euclidean norm."""
     return max(((a - b).norm() / b.norm()).item() for a, b in zip(one, other, strict=True))
 
 

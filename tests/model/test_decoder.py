@@ -22,7 +22,7 @@ def build(model=SMALL, norm=None, compute=torch.float32, seed=0):
 
 
 def reference(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
-    """The same network written out in float64: complex rotations, an explicit mask, a loop over heads."""
+    """Compute the same network in float64, with complex rotations, an explicit mask and a loop over heads."""
     model, weights = decoder.config, {name: weight.detach().double() for name, weight in decoder.named_parameters()}
     size = model.hidden_size // model.num_heads
     group = model.num_heads // model.num_kv_heads
@@ -73,7 +73,7 @@ def test_the_forward_is_that_of_the_network_written_out():
 
 
 def test_the_gradient_of_a_token_that_is_often_there_is_summed_in_fp32():
-    """In bf16 a sum hardly moves any more once it is 256 times what is added."""
+    """A bf16 sum hardly moves any more once it is 256 times what is added."""
     decoder, rows = build(compute=torch.bfloat16), []
 
     def keep(module, inputs):
@@ -100,7 +100,7 @@ def test_logits_do_not_depend_on_later_tokens():
 
 @torch.no_grad()
 def test_a_tree_is_each_of_its_branches_alone():
-    """Two ends, of three tokens and of two, after five tokens; then a token of padding, which reads itself."""
+    """After five tokens there are two ends, of three tokens and of two, then a token of padding, which reads itself."""
     decoder = build(replace(SMALL, init="mitchell"))
     tokens = torch.randint(0, 50, (1, 11), generator=torch.Generator().manual_seed(4))
     positions = torch.tensor([[*range(5), *(5, 6, 7), *(5, 6), 0]])
@@ -175,10 +175,10 @@ def test_initial_weights_depend_on_seed_and_name_alone():
 
 
 def test_initialisation_scales_with_depth():
-    """As in `init_weights` of TorchTitan's torchtitan/models/llama3: w2 and w3 are shrunk, w1 is not."""
+    """As in `init_weights` of TorchTitan's torchtitan/models/llama3, w2 and w3 are shrunk, and w1 is not."""
     decoder = build(replace(SMALL, hidden_size=256, ffn_size=512))
     weights = {name: weight.std().item() for name, weight in decoder.named_parameters() if weight.ndim == 2}
-    shrink = 0.9866  # of a normal cut at 3 sigma
+    shrink = 0.9866  # the std of a normal distribution cut at 3 sigma
     assert weights["tok_embeddings.weight"] == pytest.approx(shrink, rel=0.02)
     assert weights["output.weight"] == pytest.approx(shrink / 16, rel=0.02)
     for i in range(2):

@@ -1,4 +1,4 @@
-"""The rows of the decoder beside Llama 3's: LayerNorm, QK-norm, ungated MLPs, mitchell; the sizes in conf."""
+"""The decoder's other rows work: LayerNorm, QK-norm, ungated MLPs, mitchell, and the sizes in conf."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def build(model=OLMO, norm=LAYERNORM, compute=torch.float32, seed=0):
 
 
 def scatter_norms(decoder: Decoder) -> None:
-    """Gains around 1 and biases around 0, so that each of them counts."""
+    """Draw gains around 1 and biases around 0, so that each of them matters."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
@@ -49,7 +49,7 @@ def scatter_norms(decoder: Decoder) -> None:
 
 
 def reference(decoder: Decoder, tokens_BT: torch.Tensor) -> torch.Tensor:
-    """The network in float64, from torch's own functions; rotations as 2 x 2 matrices, heads one by one."""
+    """Compute the network in float64 by torch's own functions, with 2 x 2 rotations, and heads one by one."""
     model, length = decoder.config, tokens_BT.shape[1]
     weights = {name: weight.detach().double() for name, weight in decoder.named_parameters()}
     size = model.hidden_size // model.num_heads
@@ -155,7 +155,7 @@ def test_a_few_steps_in_mxfp8_learn_a_batch_by_heart(mlp, norm):
 
 
 def test_mitchell_follows_the_fan_in_and_the_depth():
-    """OLMo: 1 / sqrt(fan-in), the residual outputs' over sqrt(2 (layer + 1)), cut at 3 sigma."""
+    """OLMo has 1 / sqrt(fan-in), divided by sqrt(2 (layer + 1)) for the residual outputs, cut at 3 sigma."""
     model = replace(OLMO, hidden_size=256, ffn_size=512, vocab_size=1024)
     parameters = dict(build(model).named_parameters())
     shrink, width = 0.9866, 1 / 16
@@ -229,12 +229,15 @@ def test_an_init_std_that_mitchell_would_pass_over_is_refused():
 
 @each(("mlp", "matrices"), [("swiglu", 3), ("gelu", 2), ("relu2", 2)])
 def test_flops_per_token_are_counted_from_the_modules(mlp, matrices):
-    """6 a matmul parameter without the input embedding, 6 x layers x heads x head size x sequence for the attention."""
+    """FLOPs are 6 per matmul parameter without the input embedding, plus the attention.
+
+    The attention has 6 x layers x heads x head size x sequence.
+    """
     decoder = build(replace(OLMO, mlp=mlp, vocab_size=50))
     matmul = 2 * (64 * (4 + 2 * 2) * 16 + 64 * 64 + matrices * 64 * 128) + 64 * 50
     assert decoder.num_matmul_params() == matmul
     assert decoder.flops_per_token(128) == 6 * matmul + 6 * 2 * 4 * 16 * 128
-    gains = 2 * (2 * 64 + 64 + 32) + 64  # two fused norms and those of queries and keys in each block, the final one
+    gains = 2 * (2 * 64 + 64 + 32) + 64  # per block two fused norms, and those of queries and keys; the final norm
     assert decoder.num_params() == matmul + 50 * 64 + gains
 
 
@@ -257,7 +260,7 @@ def counted(model: config.Decoder, norm: config.Norm) -> int:
 @pytest.mark.integration
 @pytest.mark.parametrize(("n", "parameters"), [(4, 19_534_080), (9, 72_717_120), (32, 1_741_948_928)])
 def test_the_sizes_of_the_instability_paper(n, parameters):
-    """N of its scaling laws: embedding and head, 12 d^2 a layer, and every gain: 4 d a layer and the final d."""
+    """N counts embedding and head, 12 d^2 per layer, and every gain: 4 d per layer and the final d."""
     model = conf_model("model=olmo", f"model.num_heads={n}")
     assert (model.num_layers, model.num_heads, model.num_kv_heads) == (n, n, n)
     assert (model.hidden_size, model.ffn_size) == (64 * n, 256 * n)

@@ -1,4 +1,4 @@
-"""Dropout: masks by position, the same however the batch is divided, and nowhere but in training."""
+"""Dropout's masks follow the position, do not depend on how the batch is divided, and exist only in training."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_mask_keeps_the_mean_and_drops_its_share() -> None:
     y = dropout(torch.ones(4, 64, 128))
     assert y.unique().tolist() == [0.0, torch.tensor(1 / 0.75).item()]
     assert (y == 0).float().mean().item() == pytest.approx(0.25, abs=0.01)
-    assert (y[0] == 0).float().mean(0).std() > 0.02  # not the same for all rows
+    assert (y[0] == 0).float().mean(0).std() > 0.02  # rows have different masks
     assert torch.equal(dropout(torch.ones(4, 64, 8, 16)), y.view(4, 64, 8, 16))
 
 
@@ -91,7 +91,7 @@ def test_nothing_is_dropped_in_evaluation() -> None:
     assert torch.equal(model.eval()(TOKENS_BT), expected)
     with without_dropout(model):
         pass
-    assert not any(dropout.training for dropout in dropouts_of(model).values())  # as it was before
+    assert not any(dropout.training for dropout in dropouts_of(model).values())  # as before
 
 
 def test_attention_without_a_dropped_weight_is_attention() -> None:

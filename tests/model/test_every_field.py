@@ -1,9 +1,9 @@
-"""Every field of a cast and of a transform counts on every operand, on every backend, or the backend says why not.
+"""Every field of a cast and of a transform counts on every operand and backend, or the backend says why not.
 
-The cases are made from the types: a field that is added to `Cast` or `Hadamard`, and not to the tables here, is a
-failure of its own. A case is one training step of a small decoder whose recipe differs from another in one field of one
-operand. By the reference the step must differ; fused, it must have the reference's bits, or the plan has a reason that
-names the operand and the field.
+The cases are made from the types: a field that is added to `Cast` or `Hadamard`, and not to the tables here, fails a
+test. A case is one training step of a small decoder whose recipe differs from another in one field of one operand. With
+the reference the step must differ. Fused, it must have the reference's bits, or the plan has a reason that names the
+operand and the field.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ CHANGES: dict[str, list[tuple[Cast, Cast]]] = {
     "source": [(E2M1, replace(E2M1, source="forward"))],
     "mask_clipped": [(FLOOR, replace(FLOOR, mask_clipped=True))],
 }
-# What changes nothing here: inputs are bf16 numbers, where nothing is left to round to it; blocks divide every axis.
+# Fields that change nothing here: inputs are bf16 numbers, so rounding to bf16 has no effect, and blocks divide every
+# axis.
 IDLE: dict[str, list[tuple[Cast, Cast]]] = {
     "pre_round": [(E2M1, Cast(format="E2M1", pre_round=True))],
     "pad": [(cast, replace(cast, pad=True)) for cast in (E2M1, FP32)],
@@ -92,7 +93,7 @@ TRANSFORM_CHANGES = {
 
 
 def recipe(**operands: Cast | Hadamard | None) -> Gemms:
-    """All operands E2M1, but for those that are given."""
+    """Return a recipe with all operands in E2M1, except those that are given."""
     return Gemms(**{**dict.fromkeys(OPERANDS, E2M1), **operands})
 
 
@@ -110,7 +111,7 @@ def cases() -> Iterator[tuple[str, Gemms, Gemms, bool]]:
     for field, pairs in TRANSFORM_CHANGES.items():
         for name in TRANSFORMS:
             for i, (one, other) in enumerate(pairs):
-                # signs after the transform change no magnitude, and a symmetric cast gives back the same numbers
+                # Signs after the transform change no magnitude, and a symmetric cast gives the same numbers.
                 counts = field != "signs_after"
                 yield f"{name}.{field}.{i}", recipe(**{name: one}), recipe(**{name: other}), counts
 
@@ -120,7 +121,7 @@ FIELDS = sorted({name.split(".")[1] for name, *_ in CASES})
 
 
 def decoder(gemms: Gemms, norm: config.Norm | None = None, settings: BlockCast | None = None) -> Decoder:
-    """A decoder whose linears all have that recipe, by the reference."""
+    """Return a decoder whose linears all have that recipe, by the reference."""
     norm = norm or config.RMSNorm()
     precision = config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "own"}),), recipes={"own": gemms})
     model = Decoder(MODEL, norm, precision.settings, DTYPES["bf16"])
@@ -131,7 +132,7 @@ def decoder(gemms: Gemms, norm: config.Norm | None = None, settings: BlockCast |
 
 
 def step(model: Decoder) -> list[Tensor]:
-    """Loss and gradients of one step, which are large enough for E4M3 scales without a scale above them."""
+    """Return loss and gradients of one step, which are large enough for E4M3 scales without a scale above them."""
     tokens = torch.randint(128, (2, 64), generator=torch.Generator().manual_seed(1))
     loss = torch.nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
     return [loss.detach(), *torch.autograd.grad(loss * 2**12, list(model.parameters()))]
@@ -161,7 +162,7 @@ def test_every_field_has_a_case() -> None:
 
 
 def fused_or_reason(model: Decoder, reference: list[Tensor], named: str) -> None:
-    """The backend has the reference's bits, or a reason that names the operand."""
+    """Check that the backend has the reference's bits, or a reason that names the operand."""
     planned = backend_of(model)
     if planned.name == "reference":
         assert named in str(planned.why), planned
@@ -192,7 +193,10 @@ def is_refused(gemms: Gemms) -> bool:
 @pytest.mark.integration
 @each(("name", "other"), [(name, other) for name, _, other, counts in CASES if counts][::3])
 def test_a_backend_that_accepts_too_much_is_found_out(name: str, other: Gemms) -> None:
-    """With every value accepted, the test above fails for each that the backend does not compute, and for no other."""
+    """A backend that accepts every value is found out.
+
+    It fails the test above for each value that it does not compute, and for no other.
+    """
     model, refused = decoder(other), is_refused(other)
     found = by_the_reference(other)
     with pytest.MonkeyPatch.context() as patch:
@@ -224,7 +228,7 @@ def test_a_row_that_is_added_to_a_table_counts(toy: dict[str, str], operand: str
 
 
 def test_a_field_that_is_added_is_a_reason() -> None:
-    """Of a cast and of a transform: a fused backend that has never heard of it does not take it."""
+    """A fused backend that does not know a field, of a cast or of a transform, does not accept it."""
     Own = make_dataclass("Own", [("toy", bool, False)], bases=(Cast,), frozen=True, kw_only=True)
     Turned = make_dataclass("Turned", [("angle", float, 0.0)], bases=(Hadamard,), frozen=True, kw_only=True)
     for gemms, named in (
@@ -284,7 +288,7 @@ INNER = {
 
 @each(("place", "said"), [*INNER.items()])
 def test_a_module_of_another_class_is_not_fused(place: str, said: str) -> None:
-    """Its `forward` may compute something else; so may one that an instance has for itself."""
+    """Its `forward`, or one that an instance has for itself, may compute something else."""
     model = decoder(recipe())
     assert backend_of(model).name == "fused"
     module = model.layers[0].get_submodule(place)
@@ -297,7 +301,7 @@ def test_a_module_of_another_class_is_not_fused(place: str, said: str) -> None:
 
 @each("change", [{"eps": 1.0}, {"fold_gain": True}])
 def test_two_norms_that_differ_are_not_fused(change: dict[str, Any]) -> None:
-    """A fused block has the settings of one of them."""
+    """A fused block has the settings of one norm."""
     model = decoder(recipe())
     vars(model.layers[0].feed_forward.up.norm).update(change)
     assert backend_of(model).why == "its two norms differ"
@@ -313,7 +317,7 @@ def test_a_hook_that_a_fused_block_would_never_call_is_refused(place: str) -> No
 
 
 def test_backends_are_those_of_the_block_alone() -> None:
-    """Whatever else a plan says: a block that fused kernels refuse leaves the others where they are."""
+    """A block that fused kernels refuse leaves the others where they are, whatever else a plan says."""
     model = Decoder(replace(MODEL, num_layers=2), config.RMSNorm(), BlockCast(), torch.bfloat16)
     model.init_weights(0)
     linears = [m for m in model.layers.modules() if isinstance(m, MXLinear)]

@@ -1,4 +1,4 @@
-"""The head gives logits, or with targets the loss of them, in training too."""
+"""The head gives logits, or with targets their loss, in training too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def first_micro_batch(run: TrainingRun) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("settings", [tiny.CONFIG, QUANTISED, RANDOM], ids=["plain", "quantised", "random"])
 def test_the_loss_has_the_bits_of_whole_logits(settings: config.Pretrain) -> None:
-    """So have all gradients: what runs recorded before a head could return a loss."""
+    """All gradients are those of runs recorded before a head could return a loss, too."""
     run, _ = tiny.build(settings)
     tokens, targets = first_micro_batch(run)
     logits = run.model(tokens)
@@ -91,7 +91,7 @@ def test_a_step_reads_and_writes_no_gradient_of_the_head_only_to_multiply_it_by_
     tokens, targets = first_micro_batch(run)
     with Products() as products:
         run.model(tokens, targets).backward()
-        assert products.found == 1  # torch's own 1 is any number, for all that is known without asking the GPU
+        assert products.found == 1  # torch's own 1, which only the GPU could tell from another number
         train_step(run, 0)
     assert products.found == 1
 

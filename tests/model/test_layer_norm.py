@@ -1,4 +1,4 @@
-"""LayerNorm, alone and fused to a linear: against torch in float64, with quantised operands against its formulas."""
+"""LayerNorm, alone and fused with a linear, agrees with torch in float64, and with casts with its formulas."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ every_dtype = each("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"
 
 
 def given_with(bias: bool, dtype: torch.dtype, spread: int = 12) -> Inputs:
-    """Rows far from a mean of 0, and a bias of the size of the gain."""
+    """Return rows far from a mean of 0, and a bias of the size of the gain."""
     given = inputs(dtype, spread=spread)
     given.x = (given.x.float() + 3 * given.x.float().abs().mean(-1, keepdim=True)).to(dtype)
     drawn = torch.randn(IN, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -81,7 +81,10 @@ def test_block_size_rule_and_rounding_reach_the_casts() -> None:
 
 @every_dtype
 def test_wrong_readings_would_be_seen(dtype: torch.dtype) -> None:
-    """RMSNorm in its place; without the bias, whose gradient depends on nothing else of the norm."""
+    """RMSNorm in its place would be seen, and so would a missing bias.
+
+    A missing bias shows in H and dW, because dx and dgain do not read it.
+    """
     given = given_with(True, dtype)
     got = layer_norm(given, PRECISIONS["mxfp8"])
     without = dataclasses.replace(given, bias=None)
@@ -112,7 +115,7 @@ def test_unquantised_it_is_torchs_layer_norm_and_linear(bias: bool) -> None:
 
 
 def test_dx_adds_up_to_nothing_and_ignores_what_is_added_to_x() -> None:
-    """What LayerNorm divides out has no gradient; the others' forward is that of the shifted row."""
+    """What LayerNorm divides out has no gradient. The others' forward is that of the shifted row."""
     given = given_with(True, torch.float32, spread=2)
     dx = layer_norm(given, UNQUANTISED)[1]
     assert (dx.sum(-1).abs() < 1e-5 * dx.abs().sum(-1)).all()
@@ -166,7 +169,10 @@ def test_compiled(bias: bool, dtype: torch.dtype) -> None:
 @with_and_without_bias
 @every_dtype
 def test_alone_it_is_torchs_rounded_once(bias: bool, dtype: torch.dtype) -> None:
-    """To x's dtype once, after FP32 roundings of mean, difference, RMS (two), quotient, product and sum."""
+    """The result is rounded to x's dtype once.
+
+    Before, mean, difference, RMS (two), quotient, product and sum are rounded to FP32.
+    """
     given = given_with(bias, dtype, spread=2)
     norm = filled(LayerNorm(IN, bias=bias), given)
     got = norm(given.x)
@@ -179,7 +185,7 @@ def test_alone_it_is_torchs_rounded_once(bias: bool, dtype: torch.dtype) -> None
 @with_and_without_bias
 @every_dtype
 def test_norm_linear_module(bias: bool, dtype: torch.dtype) -> None:
-    """Parameters in FP32, cast to x's dtype first."""
+    """Parameters are in FP32, and cast to x's dtype first."""
     given = given_with(bias, dtype)
     layer = NormLinear(filled(LayerNorm(IN, bias=bias), given), OUT, init_std=0.02)
     layer.gemms, layer.cast = PRECISIONS["mxfp8"].filled(CAST), CAST

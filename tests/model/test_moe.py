@@ -1,4 +1,4 @@
-"""A mixture of experts is dense MLPs, each on the tokens that a router sends it; compared with those, bit by bit."""
+"""A mixture of experts has the bits of dense MLPs, each on the tokens that a router sends it."""
 
 from dataclasses import replace
 
@@ -30,11 +30,11 @@ def test_one_expert_is_a_dense_mlp(norm, row):
         assert torch.equal(got[0], want[0])
         for name, gradient in want[1].items():
             assert torch.equal(got[1][name].view_as(gradient), gradient), name
-        assert not any(got[1][name].any() for name in got[1].keys() - theirs.keys())  # the router's
+        assert not any(got[1][name].any() for name in got[1].keys() - theirs.keys())  # the router's gradients
 
 
 def dense_experts(mixture: MixtureOfExperts, norm: str) -> list[FeedForward]:
-    """Each expert as an MLP with a norm of its own."""
+    """Return each expert as an MLP with a norm of its own."""
     found = []
     for e in range(mixture.moe.num_experts):
         own = FeedForward(DENSE, NORMS[norm], mixture.up.cast, 0.1)
@@ -51,12 +51,15 @@ def dense_experts(mixture: MixtureOfExperts, norm: str) -> list[FeedForward]:
 @pytest.mark.parametrize("norm", ["rmsnorm", "mxnorm"])
 @pytest.mark.parametrize("row", ["bf16", "mxfp8", "fp8_tensor"])
 def test_a_mixture_is_the_sum_of_its_experts(norm, row):
-    """Each on its own tokens, filled up with rows of zeros; scores by the definition, in float64 and token by token."""
+    """Each expert gets its own tokens, filled up with rows of zeros.
+
+    The reference computes scores by definition, in float64 and token by token.
+    """
     model = replace(MOE, moe=replace(MOE.moe, num_shared=0))
     mixture = next(iter(mixtures_of(build(model, norm, row)).values()))
     x_BTD = torch.randn(1, 80, 64, generator=torch.Generator().manual_seed(5)).bfloat16()
     with torch.no_grad():
-        mixture.router.bias.copy_(torch.tensor([0.0, 0.3, 0.0, -0.3, 0.0, -9.0]))  # the last has no token
+        mixture.router.bias.copy_(torch.tensor([0.0, 0.3, 0.0, -0.3, 0.0, -9.0]))  # the last expert has no token
     y_BTD, routed = mixture(x_BTD)
     dy_TD = torch.randn(80, 64, generator=torch.Generator().manual_seed(6))
     y_BTD.backward(dy_TD[None].bfloat16())

@@ -1,4 +1,4 @@
-"""On a GPU a mixture in one grouped GEMM computes what the loop over experts computes, and never waits for a size."""
+"""On a GPU a mixture in one grouped GEMM agrees with the loop over experts, and never waits for a size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def on_gpu(norm: str, row: str, compiled: bool = False) -> Decoder:
     model.init_weights(0)
     apply_precision(model, precision, 0, "bf16", DEVICE, compiled=compiled)
     if compiled:
-        torch.compiler.reset()  # as a training does: after another model sizes would be variables
+        torch.compiler.reset()  # as training does: after another model, sizes would be variables
         for block in model.layers:
             block.compile(fullgraph=True)
     return model
@@ -55,7 +55,7 @@ def test_one_grouped_gemm_computes_what_the_loop_computes(norm: str, row: str) -
 
 
 def test_experts_without_a_token_have_gradients_of_zeros() -> None:
-    """Of a group without rows the contraction is over nothing."""
+    """A group without rows has an empty contraction."""
     model = on_gpu("rmsnorm", "mxfp8")
     for mixture in mixtures_of(model).values():
         mixture.router.bias.copy_(torch.tensor([9.0, 9.0, *[0.0] * 6]))
@@ -75,7 +75,7 @@ def test_a_step_has_the_same_bits_twice() -> None:
 
 def test_nothing_waits_for_the_gpu() -> None:
     model = on_gpu("mxnorm", "mxfp8")
-    gradients(model)  # kernels are loaded
+    gradients(model)  # loads the kernels
     read = tokens(8).to(DEVICE)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -100,7 +100,7 @@ def test_a_dispatch_is_that_of_the_cpu() -> None:
 
 
 def test_torchs_grouped_gemm_is_the_loop_on_the_cpu() -> None:
-    """On whole numbers, whose sums are exact."""
+    """Sums of whole numbers are exact."""
     a, b = (torch.randint(-8, 9, shape).float() for shape in ((96, 64), (3, 64, 32)))
     ends = torch.tensor([32, 40, 96], dtype=torch.int32)
     left, right = a.bfloat16().to(DEVICE), b.bfloat16().to(DEVICE)

@@ -1,4 +1,4 @@
-"""Which backend a mixture of experts runs on, which of its linears have casts, and what is refused."""
+"""The plan of a mixture of experts has its backend, the casts of its linears, and refusals."""
 
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_computed_is_refused(row, changed, compiled, says):
 
 
 def test_a_micro_batch_need_not_be_a_multiple_of_the_experts_blocks():
-    """An expert's rows are filled up; attention's and the shared experts' are not."""
+    """An expert's rows are filled up. Those of attention and of the shared experts are not."""
     experts = {"schedule": [{"plan": {"layers.*.feed_forward.w*": "mxfp8"}}]}
     model = Decoder(MOE, NORMS["rmsnorm"], plan("mxfp8").settings, torch.bfloat16)
     apply_precision(model, read(config.Precision, experts), 0, "bf16", CPU)

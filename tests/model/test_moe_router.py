@@ -1,4 +1,4 @@
-"""Which experts a token is sent to, with what weights, and how their loads are balanced."""
+"""The router chooses experts and their weights, and balances their loads."""
 
 import math
 from dataclasses import replace
@@ -44,7 +44,7 @@ def test_one_expert_a_token_keeps_its_score_so_that_the_router_learns():
 
 
 def test_the_router_is_fp32_in_a_model_of_bf16():
-    """It reads x / rms * gain unrounded: a difference below bf16 counts."""
+    """It reads x / rms * gain unrounded, so a difference below bf16 counts."""
     mixture = next(iter(mixtures_of(build(MOE, "mxnorm", "mxfp8")).values()))
     read = mixture.up.normed(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).bfloat16())
     assert read.unfolded.dtype == mixture.router.weight.dtype == torch.float32

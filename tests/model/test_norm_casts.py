@@ -1,4 +1,4 @@
-"""MXNorm with every published recipe: its blocks, transforms and bounds, refusals, and which weight dgrad reads."""
+"""MXNorm works with every published recipe: blocks, transforms, bounds, refusals, and the weight that dgrad reads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def applied(precision: config.Precision, norm: config.Norm = MXNORM, model: conf
 
 
 def wqkv(precision: config.Precision, norm: config.Norm = MXNORM) -> NormLinear:
-    """That of the first block, with gains that are not 1."""
+    """Return the first block's wqkv, with gains that are not 1."""
     linear = applied(precision, norm).layers[0].attention.wqkv
     with torch.no_grad():
         linear.norm.weight.copy_(1 + 0.3 * normals(1, linear.in_features)[0])
@@ -139,7 +139,7 @@ def test_experts_and_shared_experts_take_one_absmax() -> None:
 
 
 def matrix(size: int) -> np.ndarray:
-    """Sylvester's, orthonormal, in float64."""
+    """Return Sylvester's matrix, orthonormal, in float64."""
     bits = np.arange(size)
     parity = np.vectorize(lambda n: bin(n).count("1") % 2)(bits[:, None] & bits[None])
     return (1.0 - 2.0 * parity) / size**0.5
@@ -164,7 +164,10 @@ def layer(norm: Any, transform: Hadamard | None = None, **cast: Any) -> NormLine
 @each("size", [16, 64])
 @each("p", [1.0, 2.0])
 def test_under_a_transform_the_estimate_is_of_what_the_cast_gets(size: int, p: float) -> None:
-    """It keeps the RMS, so both estimate the same; of Laplace rows, nearer to it, for sums are nearer to Gaussian."""
+    """The transform keeps the RMS, so both estimate the same number.
+
+    For Laplace rows the estimate is nearer to it, because sums are nearer to a Gaussian.
+    """
     x = laplace((64, 1024), torch.Generator().manual_seed(1))
     linear, plain = (layer(MXNorm(1024, p, 16, eps=0.0), t) for t in (Hadamard(size=size), None))
     np.testing.assert_allclose(linear.rms(x), rms_estimate_array(rotated(x, size), p, 16, 0.0), rtol=2e-6)
@@ -177,7 +180,7 @@ def test_under_a_transform_the_estimate_is_of_what_the_cast_gets(size: int, p: f
 
 
 def spikes(size: int, largest: float) -> Tensor:
-    """A lone spike in the first, a middle and the last block."""
+    """Return rows with a lone spike in the first, a middle and the last block."""
     x = torch.zeros(3, size)
     x[0, 0], x[1, size // 2 + 5], x[2, -1] = largest, -largest, largest
     return x
@@ -191,9 +194,9 @@ NORMS = {"rmsnorm": RMSNorm(SIZE, 0.0), "p1": MXNorm(SIZE, 1.0, 16, 0.0), "p2": 
 @each("chain", ["inference", "training"])
 @each("largest", [1e-12, 1.0, 1e15])
 def test_bounds_are_reached_and_nothing_overflows(name: str, transform: Any, chain: str, largest: float) -> None:
-    """Lemma 1's survives the transform, Lemma 2's is of the transformed and grows by 4 = sqrt(16) without it.
+    """Lemma 1's bound survives the transform. Lemma 2's holds after the transform, and 4 = sqrt(16) times it before.
 
-    The worst case of the one is a lone spike after the transform, of the other a lone spike before it.
+    Lemma 1's worst case is a lone spike after the transform, and Lemma 2's a lone spike before it.
     """
     norm = NORMS[name]
     linear = layer(norm, transform, chain=chain)
@@ -219,7 +222,10 @@ def test_bounds_are_reached_and_nothing_overflows(name: str, transform: Any, cha
 
 
 def test_layer_norm_under_a_transform_is_bounded_by_its_length() -> None:
-    """Its elements sum to 0, but not those of a transformed tile: sqrt(D) in place of sqrt(D - 1), reached."""
+    """LayerNorm under a transform is bounded by sqrt(D), and reaches it.
+
+    Its elements sum to 0, which gives sqrt(D - 1), but those of a transformed tile do not.
+    """
     linear = layer(LayerNorm(SIZE, 0.0, bias=True), H16)
     assert linear.bounds.forward == SIZE**0.5 > linear.bounds.plain
     tile = torch.zeros(1, SIZE)
@@ -234,7 +240,7 @@ def test_layer_norm_under_a_transform_is_bounded_by_its_length() -> None:
 
 
 def test_the_looser_the_bound_the_more_scales_are_subnormal() -> None:
-    """E4M3's least normal is 2^-6; blocks that a bound leaves below it lose bits of their scale, and then all."""
+    """E4M3's least normal is 2^-6. Blocks that a bound leaves below it lose bits of their scale, and then all."""
     linear = layer(MXNorm(4096, 1.0, 16), chain="training")
     quiet = normals(8, 4096) * torch.logspace(0, -5, 256).repeat_interleave(16)
     cast = linear.gemms.forward_x
@@ -266,7 +272,7 @@ ARMS = {
 @each("arm", ARMS)
 @each("name", ["nvfp4", "nvfp4_four_over_six", "mxfp8_weight_2d", "fp8_blockwise"])
 def test_codes_are_consistent_where_it_is_claimed(name: str, arm: str) -> None:
-    """Forward and dgrad quantise one tensor in the same squares: equal scales and elements, bit by bit."""
+    """Forward and dgrad quantise one tensor in the same squares: scales and elements have equal bits."""
     norm, consistent = ARMS[arm]
     linear = wqkv(of_file(name), norm)
     found = {operand: q for operand, q, _ in quantized_operands(linear.sources(normals(32, 128)), normals(32, 384))}
@@ -293,7 +299,10 @@ def test_codes_of_blocks_along_one_axis_are_no_claim() -> None:
 
 @each("norm", ["rmsnorm", "mxnorm"])
 def test_gradients_with_the_gain_folded_into_dgrad(norm: str) -> None:
-    """Without casts they are those of dgrad from W; with them those of W * gain, whose gradient parts into two."""
+    """Without casts the gradients are those of dgrad from W.
+
+    With casts they are those of W * gain, whose gradient splits into two.
+    """
     built: dict[str, Any] = {"rmsnorm": RMSNorm(128, fold_gain=True), "mxnorm": MXNorm(128, 2.0)}
     rms, x, dh = built[norm].rms, normals(32, 128), normals(32, 64, seed=1)
     weight, gain = normals(64, 128, seed=2), 1 + 0.3 * normals(1, 128, seed=3)[0]

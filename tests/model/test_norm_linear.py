@@ -1,4 +1,4 @@
-"""Norm, gain and linear in one, and the modules over it, against appendix E of the MXNorm paper."""
+"""Norm, gain and linear in one, and the modules that use it, follow appendix E of the MXNorm paper."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_gradients(name: str, rms: Rms, fold_gain: bool, dtype: torch.dtype, lea
 @every_fold
 @every_dtype
 def test_one_operand_quantised(operand: str, rms: Rms, fold_gain: bool, dtype: torch.dtype) -> None:
-    """The others stay as they are; what does not read it keeps its bits."""
+    """The other operands stay as they are, and what does not read the quantised one keeps its bits."""
     given, gemms = inputs(dtype), one_operand(operand, "E4M3")
     got, plain = run(given, rms, fold_gain, gemms), run(given, rms, fold_gain, UNQUANTISED)
     assert_fits(got, references(given, rms, fold_gain, gemms))
@@ -101,7 +101,7 @@ def test_any_divisor(fold_gain: bool, dtype: torch.dtype) -> None:
 
 @every_dtype
 def test_wrong_readings_would_be_seen(dtype: torch.dtype) -> None:
-    """Folded against unfolded, the fused weight in the backward, the gain inside of the weight gradient's cast."""
+    """Wrong are a fold where there is none, the fused weight in the backward, and the gain inside the cast of wgrad."""
     given = inputs(dtype)
     for fold_gain in (True, False):
         got = run(given, RMS["p2"], fold_gain, PRECISIONS["mxfp8"])
@@ -137,7 +137,7 @@ def test_unquantised_it_is_torchs_rms_norm_and_linear(fold_gain: bool) -> None:
 @every_rms
 @every_dtype
 def test_the_forward_multiplies_the_decoded_norm(rms: Rms, dtype: torch.dtype) -> None:
-    """A unit weight hands out the operand: Q(x / rms), from the unrounded quotient; the gain folded or not."""
+    """A unit weight reveals the operand: Q(x / rms), from the unrounded quotient, with the gain folded or not."""
     given = dataclasses.replace(inputs(dtype), weight=torch.eye(IN, dtype=dtype))
     quotient = torch.tensor(normalize(array(given.x), array(rms(given.x))), dtype=torch.float32)
     gemms = one_operand("forward_x", "E4M3")
@@ -152,7 +152,7 @@ def test_the_forward_multiplies_the_decoded_norm(rms: Rms, dtype: torch.dtype) -
 
 
 def test_gain_times_weight_goes_unrounded_into_the_cast() -> None:
-    """In bf16 too: the product is not rounded to bf16 before it is quantised."""
+    """In bf16, too, the product is not rounded to bf16 before it is quantised."""
     given = inputs(torch.bfloat16)
     x = torch.eye(IN, dtype=torch.bfloat16)
     gemms = one_operand("forward_w", "E4M3")
@@ -230,7 +230,7 @@ every_module = each(("build", "rms", "fold_gain"), MODULES.values(), ids=MODULES
 @every_module
 @every_dtype
 def test_norm_linear_module(build: Callable, rms: Rms, fold_gain: bool, dtype: torch.dtype) -> None:
-    """Parameters in FP32, cast to x's dtype first; the precision is what the module was given."""
+    """Parameters are in FP32, and cast to x's dtype first. The precision is what the module was given."""
     given = inputs(torch.float32)
     layer = NormLinear(build(), OUT, init_std=0.02)
     with torch.no_grad():
@@ -251,8 +251,11 @@ def test_norm_linear_module(build: Callable, rms: Rms, fold_gain: bool, dtype: t
 
 @every_module
 def test_the_bound_of_the_norm_is_the_tensor_scale_of_nvfp4(build: Callable, rms: Rms, fold_gain: bool) -> None:
-    """Lemma 1 or 2; with the gain not folded, the bound times the largest gain. What observers read is the operand."""
-    given = inputs(torch.float32, spread=1)  # one tensor scale flushes what lies 2^12 below the largest
+    """The tensor scale comes from Lemma 1 or 2, and with an unfolded gain from the bound times the largest gain.
+
+    Observers read the operand.
+    """
+    given = inputs(torch.float32, spread=1)  # one tensor scale flushes what lies 2^12 below the largest number
     layer = NormLinear(build(), OUT, init_std=0.02)
     nvfp4, layer.cast = linear(PRECISIONS["nvfp4_forward_only"], BlockCast(16)), BlockCast(16)
     layer.gemms = nvfp4.gemms
@@ -274,7 +277,7 @@ def test_the_bound_of_the_norm_is_the_tensor_scale_of_nvfp4(build: Callable, rms
 @every_module
 @every_dtype
 def test_norm_alone(build: Callable, rms: Rms, fold_gain: bool, dtype: torch.dtype) -> None:
-    """x / rms * gain in FP32, rounded once to x's dtype, as before a head in high precision."""
+    """x / rms * gain is computed in FP32 and rounded once to x's dtype, as before a head in high precision."""
     given = inputs(dtype)
     norm = build()
     with torch.no_grad():

@@ -177,7 +177,10 @@ def test_a_scale_rule_without_e8m0_scales_is_refused(row):
 
 
 def test_blocks_that_only_a_part_of_the_plan_has_may_be_set():
-    """Of no use to casts with one scale a tensor, and of use to others of the plan, or to a norm."""
+    """Blocks may be set if some part of the plan has them.
+
+    Casts with one scale per tensor do not use them, but other casts of the plan, or a norm, do.
+    """
     plan = {"layers.*": "mxfp8", "*.wo": "fp8_tensor"}
     decoder, _ = applied(plan, block_size=64, pad_blocks=True)
     found = [
@@ -213,9 +216,9 @@ def test_a_setting_that_every_operand_fixes_is_refused_with_their_names():
     )
     with pytest.raises(ConfigError, match=rf"^{says}astic in dgrad_dh\); write precision\.rounding=even, or a variant"):
         applied({"layers.*": "own"}, recipes=own, rounding="away")
-    applied({"layers.*": "own", "*.wo": "mxfp8"}, recipes=own, rounding="away")  # others of the plan take it
+    applied({"layers.*": "own", "*.wo": "mxfp8"}, recipes=own, rounding="away")  # other rows of the plan use it
     one = {"own": Gemms(forward_x=Cast(format="E4M3", rounding="away"))}
-    applied({"layers.*": "own"}, recipes=one, rounding="away")  # it is what they fix
+    applied({"layers.*": "own"}, recipes=one, rounding="away")  # the row fixes it
 
 
 def test_a_baseline_says_which_settings_of_other_arms_it_does_not_take():

@@ -1,4 +1,7 @@
-"""Gains and biases of a decoder's norms, rounded or in MX, and operations rounded one by one, against the reference."""
+"""Gains and biases of a decoder's norms, rounded or in MX, agree with the reference.
+
+So do operations that are rounded one by one.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def precision(plan: str | dict[str, str] = "mxfp8", **settings: Any) -> config.P
 def decoder(
     asked: config.Precision, model: config.Decoder = MODEL, norm: config.Norm = LAYER_NORM, compute: str = "bf16"
 ) -> Decoder:
-    """Build one with gains about 0.9, where the floor rule clamps, and with biases."""
+    """Return a decoder with gains about 0.9, where the floor rule clamps, and with biases."""
     built = Decoder(model, norm, asked.settings, DTYPES[compute])
     built.init_weights(0)
     generator = torch.Generator().manual_seed(1)
@@ -57,14 +60,14 @@ def tokens() -> Tensor:
 
 
 def step(model: Decoder) -> dict[str, Tensor]:
-    """Logits, and the gradient of every parameter."""
+    """Return the logits, and the gradient of every parameter."""
     logits = model(tokens())
     (logits.float() * torch.linspace(-1, 1, logits.shape[-1])).square().mean().backward()
     return {"logits": logits.detach()} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def rounded(vector: Tensor, gain: str, settings: dict[str, Any]) -> np.ndarray:
-    """By the reference: in blocks of 32 along the vector, or to bf16."""
+    """Return the vector rounded by the reference, in blocks of 32 along it, or to bf16."""
     x = vector.detach().double().numpy()
     if gain == "bf16":
         return to_dtype(x, "bfloat16", "away" if settings else "even")
@@ -76,9 +79,10 @@ def rounded(vector: Tensor, gain: str, settings: dict[str, Any]) -> np.ndarray:
 def test_gains_and_biases_are_the_references_and_the_gradient_goes_straight_through(
     gain: str, settings: dict[str, Any]
 ) -> None:
-    """As a model whose parameters have these values, in FP32. The forward's W is in E4M3: the format is that of X.
+    """The decoder equals a model whose parameters have the rounded values, in FP32.
 
-    The final norm has no linear that is quantised: in mx it keeps the compute dtype, which this test gives it too.
+    The forward's W is in E4M3, so that the format is that of X. The final norm has no quantised linear: in mx it keeps
+    the compute dtype, which this test gives it too.
     """
     own, want = (decoder(precision("mxfp8_e5m2_act", gain=g, **settings)) for g in (gain, "fp32"))
     want.norm.rounding = None if gain == "mx" else want.norm.rounding
@@ -108,7 +112,7 @@ def test_a_head_in_mx_has_the_final_norms_gain_in_mx_too() -> None:
 
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu", "relu2"])
 def test_every_operation_of_norms_and_activations_rounds(mlp: str) -> None:
-    """Each norm by `norm_op_by_op`, and then the linear; each activation by its function of single operations."""
+    """Each norm equals `norm_op_by_op` and then the linear, and each activation its function of single operations."""
     model = decoder(precision(vector_ops="bf16", gain="bf16", **PUBLIC), replace(MODEL, mlp=mlp))
     seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
     for module in model.modules():

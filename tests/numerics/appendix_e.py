@@ -1,9 +1,8 @@
-"""Forward and gradients of norm, gain and linear: appendix E of the MXNorm paper, written out in float64.
+"""Compute forward and gradients of norm, gain and linear in float64: appendix E of the MXNorm paper.
 
-The operands are quantised by the array reference; each result must lie in the interval that float32 GEMMs and
-reductions over them leave, and one (bf16: at most two) roundings. LayerNorm is held to the same with its own formulas.
-The scales of rows and columns are chosen so that
-every index of a contraction counts, and a block along the wrong axis underflows.
+The array reference quantises the operands. Each result must lie in the interval that float32 GEMMs and reductions over
+them leave, and one (bf16: at most two) roundings. LayerNorm is held to the same with its own formulas. The scales of
+rows and columns are chosen so that every index of a contraction matters, and a block along the wrong axis underflows.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from mxstudy.numerics.postround import rms_post_round
 
 TOKENS, IN, OUT = 64, 96, 160
 EPS = 1e-5
-BOUNDS = NormBounds(1e9, 1e9)  # of |x / rms|; NVFP4 alone reads them
+BOUNDS = NormBounds(1e9, 1e9)  # bounds of |x / rms|; only NVFP4 reads them
 CAST = BlockCast()
 UNQUANTISED = Gemms()
 OPERANDS = ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x"]
 NAMES = ("H", "dx", "dgain", "dW")
 WITH_BIAS = (*NAMES, "dbias")
-UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # of one rounding, relative
+UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # the relative error of one rounding
 
 Rms = Callable[[torch.Tensor], torch.Tensor]
 RMS: dict[str, Rms] = {
@@ -49,7 +48,10 @@ class Inputs:
 
 
 def inputs(dtype: torch.dtype, leading: tuple[int, ...] = (TOKENS,), spread: int = 12) -> Inputs:
-    """Normals times powers of two that cancel in the contractions over `in` and `out`; gains of both signs around 1."""
+    """Return normals times powers of two that cancel in the contractions over `in` and `out`.
+
+    Gains have both signs and lie around 1.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def exponents(size: int) -> torch.Tensor:
@@ -74,7 +76,7 @@ def run(
     call: Callable = norm_linear,
     **options: bool,
 ) -> list[torch.Tensor]:
-    """H, dx, dgain, dW, and dbias if there is a bias."""
+    """Return H, dx, dgain, dW, and dbias if there is a bias."""
     leaves = (given.x, given.gain, given.weight, *(() if given.bias is None else (given.bias,)))
     leaves = tuple(leaf.clone().requires_grad_() for leaf in leaves)
     h = call(*leaves, rms=rms, bounds=BOUNDS, fold_gain=fold_gain, linear=linear(gemms, cast), **options)
@@ -95,19 +97,19 @@ def fp32(x: Array) -> Array:
 
 
 def normalize(x: Array, r: Array) -> Array:
-    """x / rms rounded to float32: operands with the same bits need the same rounding here."""
+    """Return x / rms rounded to float32, because operands with equal bits need equal roundings here."""
     return fp32(x / r)
 
 
 def gemm(a: Array, b: Array) -> tuple[Array, Array]:
-    """The product and the error of a float32 GEMM."""
+    """Return the product and the error of a float32 GEMM."""
     return a @ b, a.shape[1] * 2.0**-24 * (np.abs(a) @ np.abs(b))
 
 
 def references(
     given: Inputs, rms: Rms, fold_gain: bool, gemms: Gemms, cast: BlockCast = CAST
 ) -> list[tuple[Array, Array]]:
-    """H, dx, dgain, dW (Eq. 11, 13, 16 to 21) and how far each may be off."""
+    """Return H, dx, dgain, dW (Eq. 11, 13, 16 to 21), each with its largest allowed error."""
     dtype = str(given.x.dtype).removeprefix("torch.")
     unit = UNIT[given.x.dtype]
     x, g, W, dH = array(given.x), array(given.gain), array(given.weight), array(given.dh)
@@ -134,7 +136,7 @@ def references(
 
 
 def layer_norm_references(given: Inputs, rms: Rms, gemms: Gemms, cast: BlockCast = CAST) -> list[tuple[Array, Array]]:
-    """As `references`, of LayerNorm: its gain is not folded, and with a bias there is dbias."""
+    """Return the same as `references` for LayerNorm, whose gain is not folded, with dbias if there is a bias."""
     dtype = str(given.x.dtype).removeprefix("torch.")
     unit = UNIT[given.x.dtype]
     x, g, W, dH = array(given.x), array(given.gain), array(given.weight), array(given.dh)

@@ -1,4 +1,4 @@
-"""Bit-for-bit comparisons of casts, and the parameters that their tests share."""
+"""Compare casts bit for bit, and define the parameters that their tests share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ every_rounding = each("rounding", ROUNDINGS)
 
 
 def assert_same_bits(got: torch.Tensor, want: np.ndarray | torch.Tensor) -> None:
-    """Equal, the sign of zero included; any NaN equals any other."""
+    """Check that all are equal, with the sign of zero. Any NaN equals any other."""
     want = torch.as_tensor(np.array(want)) if isinstance(want, np.ndarray) else want
     want = want.to(got.dtype)
     assert got.shape == want.shape
@@ -37,20 +37,23 @@ def assert_same_bits(got: torch.Tensor, want: np.ndarray | torch.Tensor) -> None
 
 
 def unpacked_pairs(packed: NDArray[np.uint8], axis: int) -> NDArray[np.uint8]:
-    """One code a byte, of two along `axis` (not negative), the first in the low nibble."""
+    """Return one code per byte, of two along `axis` (not negative), the first from the low nibble."""
     nibbles = np.stack([packed % 16, packed // 16], axis + 1)
     return nibbles.reshape(*packed.shape[:axis], -1, *packed.shape[axis + 1 :])
 
 
 def read_codes(quantized: Quantized) -> Array:
-    """What the codes of a quantised tensor mean, an element each."""
+    """Return what the codes of a quantised tensor mean, one number per element."""
     codes, name = quantized.codes, quantized.format.name.replace("NVFP4", "E2M1")
     assert codes.dtype == torch.uint8
     return DECODED[name][unpacked_pairs(codes.numpy(), quantized.axis) if quantized.format.bits == 4 else codes.numpy()]
 
 
 def assert_cast(x: torch.Tensor, fmt: str, **arguments: object) -> None:
-    """`quantize` and its decoding equal the array reference; blocks with NaN or Inf in scale and decoding."""
+    """Check that `quantize` and its decoding equal the array reference.
+
+    Blocks with NaN or Inf are compared in scale and decoding.
+    """
     got = quantize(x, fmt, **arguments)
     values, scales = quantize_array(x.double().numpy(), fmt, **arguments)
     axis = arguments.get("axis", -1)

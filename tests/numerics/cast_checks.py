@@ -1,4 +1,4 @@
-"""A cast of the numerics against reference_casts.py: what its tests share."""
+"""Check a cast of the numerics against reference_casts.py."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drawn(place: reference_casts.Draws) -> Draws:
 
 
 def numbers(size: int, kinds: Iterable[str] = KINDS, rows: int = 2, blocks: int = 1) -> np.ndarray:
-    """So many rows of each kind, blocks of `size` side by side."""
+    """Return so many rows of each kind, with blocks of `size` side by side."""
     rng = np.random.default_rng(size)
     return np.concatenate([np.concatenate([KINDS[k](rng, (rows, size)) for _ in range(blocks)], 1) for k in kinds])
 
@@ -55,7 +55,10 @@ def assert_outcome(got: Quantized, want: Outcome) -> None:
 
 
 def assert_cast(x: np.ndarray, cast: Cast, axis: int = -1, outer: np.ndarray | None = None) -> Quantized:
-    """Codes, scales, mask and decoding of x are the reference's; `outer`: the scale above, if not that of all of x."""
+    """Check codes, scales, mask and decoding of x against the reference, and return the quantised x.
+
+    `outer` is the scale above, if it is not that of all of x.
+    """
     x = np.ascontiguousarray(x if axis == -1 else x.T, np.float32)
     given = None if outer is None else torch.tensor(outer, dtype=torch.float32)
     draws = PLACE if is_random(cast) else None
@@ -68,7 +71,7 @@ def assert_cast(x: np.ndarray, cast: Cast, axis: int = -1, outer: np.ndarray | N
 
 
 def assert_operand(x: np.ndarray, cast: Cast, axis: int = -1, bound: float | None = None) -> Quantized:
-    """The same with the scale above that the cast's scope asks for."""
+    """Check the same with the scale above that the cast's scope asks for, and return the quantised x."""
     x = np.ascontiguousarray(x if axis == -1 else x.T, np.float32)
     given = None if bound is None else torch.tensor(bound)
     draws = PLACE if is_random(cast) else None

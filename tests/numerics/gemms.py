@@ -1,4 +1,4 @@
-"""The three GEMMs written out in float64, and what a float32 GEMM over the same operands may differ by.
+"""Compute the three GEMMs in float64, and how much a float32 GEMM over the same operands may differ.
 
 The references multiply in float64 what reference.py quantised. A float32 GEMM over n terms errs by at most n * 2^-24 of
 the product of the absolute values; a bf16 result must be what one rounding of a number in that interval gives. With
@@ -21,25 +21,25 @@ from mxstudy.kernels.native import mx_tensor
 from mxstudy.numerics.cast import quantize_as
 from mxstudy.numerics.gemms import Linear, mx_linear
 
-TOKENS, IN, OUT = 128, 192, 320  # no two equal, all multiples of 64
+TOKENS, IN, OUT = 128, 192, 320  # all different, and multiples of 64
 UNQUANTISED = Gemms()
 CAST = BlockCast()
 
 
 def linear(gemms: Gemms, cast: BlockCast = CAST, native: bool = False) -> Linear:
-    """How a linear computes by that recipe under these settings of the run."""
+    """Return the arithmetic of a linear with that recipe under these settings of the run."""
     return Linear(gemms.filled(cast), decode=mx_tensor if native else None)
 
 
 def tensor_cast(x: torch.Tensor, fmt: str, cast: BlockCast = CAST) -> tuple[torch.Tensor, torch.Tensor]:
-    """x on the element grid, and the one scale of all of it."""
+    """Return x on the element grid, and the one scale of all of it."""
     got = quantize_as(x, tensor_scaled(fmt).filled(cast), -1)
     assert got.tensor_scale is not None
     return got.values, got.tensor_scale
 
 
 def one_operand(name: str, fmt: str) -> Gemms:
-    """The recipe that quantises that operand alone."""
+    """Return the recipe that quantises that operand alone."""
     return Gemms(**{name: Cast(format=fmt)})
 
 
@@ -51,13 +51,13 @@ class Gemm(NamedTuple):
 
 
 def gemm(a: Array, b: Array) -> Gemm:
-    """a [m, n] times b [n, k]; two more roundings where the accumulator is scaled."""
+    """Return a [m, n] times b [n, k], with two more roundings where the accumulator is scaled."""
     slack = (a.shape[1] + 2) * 2.0**-24 * (np.abs(a) @ np.abs(b))
     return Gemm(a @ b, slack)
 
 
 def fits(got: torch.Tensor, want: Gemm) -> torch.Tensor:
-    """Elementwise: is got the once-rounded result of a float32 GEMM."""
+    """Return, for each element, whether `got` is the once-rounded result of a float32 GEMM."""
     name = str(got.dtype).removeprefix("torch.")
     low, high = (to_dtype(bound, name) for bound in (want.exact - want.slack, want.exact + want.slack))
     found = got.detach().double().numpy().reshape(low.shape)
@@ -65,7 +65,7 @@ def fits(got: torch.Tensor, want: Gemm) -> torch.Tensor:
 
 
 def operands(dtype: torch.dtype, shape: tuple[int, ...] = (TOKENS, IN)) -> tuple[torch.Tensor, ...]:
-    """x, weight, dH: normals times 2^(row + column), both uniform over -24..24."""
+    """Return x, weight and dH: normals times 2^(row + column), both uniform over -24..24."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(rows: int, columns: int) -> torch.Tensor:
@@ -78,7 +78,7 @@ def operands(dtype: torch.dtype, shape: tuple[int, ...] = (TOKENS, IN)) -> tuple
 
 
 def run(x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: Gemms, cast: BlockCast = CAST) -> list:
-    """h, dX, dW."""
+    """Return h, dX and dW."""
     x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
     h = mx_linear(x, weight, linear(gemms, cast))
     h.backward(dh)
@@ -91,7 +91,7 @@ def run(x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: Gemms, c
 def references(
     x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: Gemms, cast: BlockCast = CAST
 ) -> list[Gemm]:
-    """H = Q(X; in) Q(W; in)^T, dX = Q(dH; out) Q(W; out), dW = Q(dH; T)^T Q(X; T)."""
+    """Return H = Q(X; in) Q(W; in)^T, dX = Q(dH; out) Q(W; out), dW = Q(dH; T)^T Q(X; T)."""
     dtype = str(x.dtype).removeprefix("torch.")
     X, W, dH = (t.double().numpy().reshape(-1, t.shape[-1]) for t in (x, weight, dh))
 

@@ -1,4 +1,4 @@
-"""What the numerics must compute, twice over and without torch.
+"""Define what the numerics must compute, twice and without torch.
 
 The scalar half works in exact fractions and follows the OCP Microscaling Formats specification 1.0 (sections 5 and 6)
 line by line, with the scale rules of torchao's ScaleCalculationMode. The array half is float64 numpy, fast enough for
@@ -24,7 +24,7 @@ SCALE_BIAS = 127
 
 @dataclass(frozen=True)
 class Element:
-    """A sign, `exponent_bits` and `mantissa_bits`; subnormals; the largest finite value is `max`."""
+    """A sign, `exponent_bits` and `mantissa_bits`, with subnormals. The largest finite value is `max`."""
 
     exponent_bits: int
     mantissa_bits: int
@@ -61,25 +61,25 @@ FLOAT16 = Element(5, 10, 65504.0)
 
 
 def floor_log2(value: Fraction) -> int:
-    """The largest k with 2^k <= value, for value > 0."""
+    """Return the largest k with 2^k <= value, for value > 0."""
     k = value.numerator.bit_length() - value.denominator.bit_length()
     return k if Fraction(2) ** k <= value else k - 1
 
 
 def ceil_log2(value: Fraction) -> int:
-    """The smallest k with value <= 2^k, for value > 0."""
+    """Return the smallest k with value <= 2^k, for value > 0."""
     k = floor_log2(value)
     return k if Fraction(2) ** k == value else k + 1
 
 
 def half_up(value: Fraction, mantissa_bits: int) -> Fraction:
-    """value > 0 rounded to `mantissa_bits` behind the leading one, halves up."""
+    """Return value > 0 rounded to `mantissa_bits` behind the leading one, halves up."""
     step = Fraction(2) ** (floor_log2(value) - mantissa_bits)
     return math.floor(value / step + Fraction(1, 2)) * step
 
 
 def scale_exponent(absmax: float, element: Element, rule: str) -> int:
-    """k of the E8M0 scale 2^k of a finite block."""
+    """Return k of the E8M0 scale 2^k of a finite block."""
     if absmax == 0:
         return -SCALE_BIAS
     a = Fraction(absmax)
@@ -93,7 +93,7 @@ def scale_exponent(absmax: float, element: Element, rule: str) -> int:
 
 
 def round_element(value: Fraction, element: Element, rounding: str) -> float:
-    """value >= 0 on the element grid; above the largest finite value it saturates."""
+    """Return value >= 0 rounded to the element grid. Above the largest finite value it saturates."""
     value = min(value, Fraction(element.max))
     exponent = max(floor_log2(value), element.emin) if value else element.emin
     step = Fraction(2) ** (exponent - element.mantissa_bits)
@@ -105,7 +105,7 @@ def round_element(value: Fraction, element: Element, rounding: str) -> float:
 
 
 def quantize_block(block: Sequence[float], element: Element, rule: str, rounding: str) -> tuple[list[float], int]:
-    """One block: its elements before the scale, and the scale's code."""
+    """Return a block's elements before the scale, and the scale's code."""
     if not all(map(math.isfinite, block)):
         return [math.nan] * len(block), NAN_SCALE
     k = scale_exponent(max(map(abs, block)), element, rule)
@@ -115,7 +115,7 @@ def quantize_block(block: Sequence[float], element: Element, rule: str, rounding
 
 
 def decode_element(code: int, name: str) -> float:
-    """The value of a bit pattern. E4M3: NaN at S.1111.111, no infinity; E5M2: IEEE; others: all finite."""
+    """Return the value of a bit pattern. E4M3: NaN at S.1111.111, no infinity; E5M2: IEEE; others: all finite."""
     element = ELEMENTS[name]
     m, e = element.mantissa_bits, element.exponent_bits
     mantissa, exponent, sign = code & (2**m - 1), code >> m & (2**e - 1), code >> (m + e)
@@ -129,7 +129,7 @@ def decode_element(code: int, name: str) -> float:
 
 
 def decode_scale(code: int) -> float:
-    """2^k, exact in a Python float for all codes but NaN's."""
+    """Return 2^k, which a Python float holds exactly for all codes but NaN's."""
     return math.nan if code == NAN_SCALE else math.ldexp(1.0, code - SCALE_BIAS)
 
 
@@ -137,7 +137,7 @@ def decode_scale(code: int) -> float:
 
 
 def round_to(x: Array, element: Element, rounding: str = "even") -> Array:
-    """To the grid of `element`, its exponent range unbounded above; exact for |x| < 2^53 steps."""
+    """Return x on the grid of `element`, its exponent range unbounded above. It is exact for |x| < 2^53 steps."""
     exponent = np.maximum(np.frexp(x)[1] - 1, element.emin)
     step = np.ldexp(1.0, exponent - element.mantissa_bits)
     steps = np.abs(x) / step
@@ -145,7 +145,10 @@ def round_to(x: Array, element: Element, rounding: str = "even") -> Array:
 
 
 def to_dtype(x: Array, dtype: str, rounding: str = "even") -> Array:
-    """float64 rounded once to bfloat16, float16 or float32 (that half to even), infinite beyond the largest."""
+    """Return float64 rounded once to bfloat16, float16 or float32, infinite beyond the largest number.
+
+    float32 is always rounded half to even.
+    """
     if dtype == "float32":
         with np.errstate(over="ignore"):
             return x.astype(np.float32).astype(np.float64)
@@ -156,7 +159,7 @@ def to_dtype(x: Array, dtype: str, rounding: str = "even") -> Array:
 
 
 def scale_exponents(absmax: Array, element: Element, rule: str) -> NDArray[np.int64]:
-    """`scale_exponent` of every entry. With a = f * 2^e and f in [1/2, 1), floor(log2 a) = e - 1."""
+    """Return `scale_exponent` of every entry. With a = f * 2^e and f in [1/2, 1), floor(log2 a) = e - 1."""
     fraction, e = np.frexp(absmax)
     if rule == "even":
         fraction, shift = np.frexp(np.floor(np.ldexp(fraction, element.mantissa_bits + 1) + 0.5))
@@ -175,9 +178,10 @@ def quantize_array(
     rounding: str = "even",
     operand_pre_round: bool = False,
 ) -> tuple[Array, NDArray[np.uint8]]:
-    """Elements before the scale, x's shape, and scale codes, x's shape with `axis` divided by the block size.
+    """Return elements before the scale, in x's shape, and scale codes.
 
-    `operand_pre_round`: x first to bfloat16, ties away from zero.
+    The codes have x's shape with `axis` divided by the block size. `operand_pre_round` first rounds x to bfloat16, ties
+    away from zero.
     """
     element = ELEMENTS[name]
     x = np.asarray(x, np.float64)
@@ -194,7 +198,7 @@ def quantize_array(
 
 
 def dequantize_array(values: Array, codes: NDArray[np.uint8], axis: int = -1, dtype: str = "float32") -> Array:
-    """Elements times their block's scale, rounded once to `dtype`."""
+    """Return elements times their block's scale, rounded once to `dtype`."""
     block_size = values.shape[axis] // codes.shape[axis]
     k = np.repeat(codes.astype(np.int64) - SCALE_BIAS, block_size, axis)
     exact = np.where(k == NAN_SCALE - SCALE_BIAS, np.nan, np.ldexp(values, k))
@@ -210,9 +214,9 @@ def fake_quantize_array(
     pad_blocks: bool = False,
     **cast: object,
 ) -> Array:
-    """What a GEMM multiplies: x quantised and decoded, or (no format) rounded to the compute dtype.
+    """Return what a GEMM multiplies: x quantised and decoded, or (no format) rounded to the compute dtype.
 
-    `pad_blocks`: with zeros written out behind it to whole blocks, and cut off again.
+    `pad_blocks` fills up incomplete blocks with zeros, and cuts them off again.
     """
     if name is None:
         return to_dtype(x, dtype)

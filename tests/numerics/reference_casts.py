@@ -1,4 +1,4 @@
-"""Every value of a `Cast`, written out from its definition: Python floats, one number after another.
+"""Compute every value of a `Cast` from its definition, in Python floats, one number after another.
 
 Each operation is one of float64 whose result is rounded to float32, which for +, -, *, / and roots of float32 numbers
 is what float32 arithmetic gives. Exponents of E8M0 scales are those of reference.py, in exact fractions.
@@ -33,7 +33,7 @@ from reference import ELEMENTS, Array, Element, round_to, scale_exponent
 
 from mxstudy.config.casts import Cast
 
-Lines = list[list[float]]  # of a block: one, or B of them
+Lines = list[list[float]]  # the numbers of a block, in one line or B lines
 Place = tuple[int, int] | None  # None: a zero that fills up the block
 E4M3 = ELEMENTS["E4M3"]
 FLT_MAX = float.fromhex("0x1.fffffep127")
@@ -41,7 +41,7 @@ NAN_CODE = 255
 
 
 class Draws(NamedTuple):
-    """A stream's name with its seed, and the place in the training."""
+    """A stream's name with its seed, and the step and place in the training."""
 
     seed: int
     name: str
@@ -50,7 +50,10 @@ class Draws(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`scales`: E8M0 codes, or the values of other scales. `outer`: what decoding multiplies beside; None for 1."""
+    """The result of a cast.
+
+    `scales` are E8M0 codes, or the values of other scales. `outer` is one more factor of the decoding, None for 1.
+    """
 
     values: Array
     scales: Array
@@ -71,7 +74,7 @@ def element_of(cast: Cast) -> Element:
 
 
 def philox(counter: Sequence[int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10 as its paper has it (Salmon et al., SC 2011, section 3.3 and table 2)."""
+    """Return Philox4x32-10 as its paper defines it (Salmon et al., SC 2011, section 3.3 and table 2)."""
     r0, l0, r1, l1 = counter
     k0, k1 = key
     for _ in range(10):
@@ -88,7 +91,10 @@ def key_of(draws: Draws) -> tuple[int, int]:
 
 @functools.cache
 def fractions_drawn(draws: Draws, rows: int, columns: int, bits: int) -> Lines:
-    """u of each element: the upper bits of word column % 4 of the counter (column // 4, global row, step, 0)."""
+    """Return u of each element.
+
+    It is the upper bits of word column % 4 of the counter (column // 4, global row, step, 0).
+    """
     key, found = key_of(draws), []
     for row in range(rows):
         groups = ((c, (draws.first_row + row) % 2**32, draws.step % 2**32, 0) for c in range(-(-columns // 4)))
@@ -107,7 +113,10 @@ def signs_drawn(draws: Draws, size: int) -> Array:
 
 
 def to_grid(x: float, element: Element, rounding: str, u: float = math.nan) -> float:
-    """x on the element grid, saturated; `stochastic` goes up where u is below the fraction of a step that is left."""
+    """Return x on the element grid, saturated.
+
+    `stochastic` rounds up where u is below the part of a step that x lies above the grid.
+    """
     magnitude = min(abs(x), element.max)
     if math.isnan(x) or magnitude == 0:
         return x
@@ -126,7 +135,7 @@ def to_grid(x: float, element: Element, rounding: str, u: float = math.nan) -> f
 
 
 def sums(numbers: Sequence[float]) -> float:
-    """By halves, the first half plus the second; an odd one is left for the next round."""
+    """Sum by halves, the first half plus the second, and keep an odd number for the next round."""
     found = list(numbers)
     while len(found) > 1:
         half = len(found) // 2
@@ -136,12 +145,12 @@ def sums(numbers: Sequence[float]) -> float:
 
 
 def sum_of_block(lines: Lines) -> float:
-    """Of a square one each column is summed, then those sums."""
+    """Sum each column of a square block, then those sums."""
     return sums([sums(column) for column in zip(*lines, strict=True)] if len(lines) > 1 else lines[0])
 
 
 def quotient(absmax: float, constant: float, least: float) -> float:
-    """absmax / constant in float32, at least `least`; NaN where absmax is not finite."""
+    """Return absmax / constant in float32, at least `least`, or NaN where absmax is not finite."""
     return max(f32(absmax * (1 / constant)), least) if math.isfinite(absmax) else math.nan
 
 
@@ -153,10 +162,10 @@ def largest(numbers: Sequence[float]) -> float:
 
 
 def range_of(lines: Lines, cast: Cast, element: Element) -> float:
-    """Absmax, or what the scale of a deviation sd is made of: (2.92247856 / max) * sd + 1e-8, times the range it fills.
+    """Return the absmax, or what a scale makes of a deviation sd: ((2.92247856 / max) * sd + 1e-8) times its range.
 
-    That is 2^emax with E8M0 scales, so that rule floor gives Quartet's 2^floor(log2(...)), and max with others. NaN
-    where a sum of squares is not finite.
+    The range is 2^emax with E8M0 scales, so that rule floor gives Quartet's 2^floor(log2(...)), and max with others.
+    The result is NaN if a sum of squares is not finite.
     """
     flat = [x for line in lines for x in line]
     if cast.statistic == "absmax":
@@ -170,7 +179,7 @@ def range_of(lines: Lines, cast: Cast, element: Element) -> float:
     return f32(scale * (2.0**element.emax if cast.scale == "E8M0" else element.max))
 
 
-Scaled = tuple[float, float, Callable[[float], float]]  # the scale as it is kept, what decodes, x over its scale
+Scaled = tuple[float, float, Callable[[float], float]]  # the stored scale, the factor that decodes, x over its scale
 
 
 def scale_of(a: float, above: float, cast: Cast, element: Element) -> Scaled:
@@ -195,7 +204,7 @@ def scale_of(a: float, above: float, cast: Cast, element: Element) -> Scaled:
 
 
 def training_scale(a: float, above: float, reach: float, most: float) -> Scaled:
-    """Transformer Engine's order; `above` is the absmax of all blocks together."""
+    """Return the scale in Transformer Engine's order. `above` is the absmax of all blocks together."""
     if not (math.isfinite(a) and math.isfinite(above)):
         return math.nan, math.nan, lambda x: math.nan
     encode = min(f32(f32(reach * most) / above), FLT_MAX) if above else 1.0
@@ -214,7 +223,7 @@ class Block(NamedTuple):
 
 
 def cast_block(lines: Lines, us: Lines, above: float, cast: Cast) -> Block:
-    """The candidate with the least error, the first of equal ones."""
+    """Return the candidate with the least error, the first of equal ones."""
     element, best = element_of(cast), None
     a = range_of(lines, cast, element)
     for factor in cast.candidates:
@@ -243,7 +252,7 @@ def error_of(lines: Lines, decoded: Lines, cast: Cast) -> float:
 
 
 def blocks_of(shape: tuple[int, int], cast: Cast, axis: int) -> Iterator[tuple[tuple[int, int], list[list[Place]]]]:
-    """The place of each block's scale, and of its numbers, along the contraction axis."""
+    """Yield the place of each block's scale, and those of its numbers, along the contraction axis."""
     rows, columns = shape
     size = cast.block_size or shape[axis]
     starts = [range(0, n, size) for n in shape]
@@ -269,9 +278,9 @@ def blocks_of(shape: tuple[int, int], cast: Cast, axis: int) -> Iterator[tuple[t
 
 
 def outer_scale(x: NDArray[np.float32], cast: Cast, axis: int, bound: float | None = None) -> Array | None:
-    """Float32 values of the scale above the blocks: 0-dim, or one a row of the operand; None for none.
+    """Return the float32 values of the scale above the blocks, 0-dim or one per row of the operand, or None.
 
-    Of the training chain it is the absmax, from which a block makes both of its factors.
+    For the training chain it is the absmax, from which a block makes both of its factors.
     """
     if cast.outer_scale == "none":
         return None
@@ -288,7 +297,7 @@ def outer_scale(x: NDArray[np.float32], cast: Cast, axis: int, bound: float | No
 
 
 def pre_rounded(x: NDArray[np.float32], cast: Cast) -> NDArray[np.float32]:
-    """To 8 bits of mantissa, halves away from zero, exponents as they are."""
+    """Return x rounded to 8 bits of mantissa, halves away from zero, with unchanged exponents."""
     if not cast.pre_round:
         return x
     wide = x.astype(np.float64)
@@ -300,7 +309,7 @@ def pre_rounded(x: NDArray[np.float32], cast: Cast) -> NDArray[np.float32]:
 def cast_array(
     x: NDArray[np.float32], cast: Cast, axis: int, outer: Array | None = None, draws: Draws | None = None
 ) -> Outcome:
-    """x [rows, columns] by a cast that is filled. `outer`: given, or that of the whole tensor."""
+    """Cast x [rows, columns] by a filled cast. `outer` is given, or is that of the whole tensor."""
     axis %= 2
     if cast.outer_scale != "none" and outer is None:
         outer = outer_scale(x, Cast(**(vars(cast) | {"outer_scale": "tensor"})), axis)

@@ -1,4 +1,7 @@
-"""Casts whose scales are no powers of two, NVFP4 and one scale a tensor: float32 numpy, operation by operation."""
+"""Compute casts whose scales are no powers of two, NVFP4 and one scale per tensor, in float32 numpy.
+
+Each operation rounds to float32.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +13,42 @@ Float32s = NDArray[np.float32]
 
 
 def fill_scale(absmax: Array, largest: float, least: float) -> Float32s:
-    """absmax / largest rounded to float32, at least `least`; NaN where absmax is not finite."""
+    """Return absmax / largest rounded to float32, at least `least`, or NaN where absmax is not finite."""
     absmax = np.asarray(absmax, np.float32)
     scale = np.maximum(absmax / np.float32(largest), np.float32(least))
     return np.where(np.isfinite(absmax), scale, np.float32(np.nan))
 
 
 def saturate(x: Float32s, name: str, rounding: str) -> Array:
-    """To the element grid, NaN kept."""
+    """Return x on the element grid, with NaN kept."""
     element, wide = ELEMENTS[name], x.astype(np.float64)
     rounded = round_to(np.clip(np.nan_to_num(wide, nan=0.0), -element.max, element.max), element, rounding)
     return np.where(np.isnan(wide), np.nan, rounded)
 
 
 def tensor_cast_array(x: Array, name: str, rounding: str = "even") -> tuple[Array, Float32s]:
-    """x / scale on the element grid, and that scale: one a tensor, absmax / max, at least 2^-126, 0-dim."""
+    """Return x / scale on the element grid, and that scale, 0-dim: absmax / max of the tensor, at least 2^-126."""
     x = np.asarray(x, np.float32)
     scale = fill_scale(np.abs(x).max(), ELEMENTS[name].max, 2.0**-126)
     return saturate(x / scale, name, rounding), scale
 
 
 def nvfp4_tensor_scale(absmax: Array) -> Float32s:
-    """absmax / (6 * 448), at least 2^-120: below 2^-121 one over it and over the least block scale overflows."""
+    """Return absmax / (6 * 448), at least 2^-120.
+
+    Below 2^-121 its reciprocal divided by the least block scale would overflow.
+    """
     return fill_scale(absmax, 6.0 * 448.0, 2.0**-120)
 
 
 def nvfp4_array(
     x: Array, tensor_scale: Array | float | None = None, axis: int = -1, rounding: str = "even"
 ) -> tuple[Array, Array, Float32s]:
-    """E2M1 elements, x's shape; the values of the E4M3 block scales, `axis` divided by 16; the float32 tensor scale.
+    """Return E2M1 elements in x's shape, the values of the E4M3 block scales, and the float32 tensor scale.
 
-    A block's scale is fp32(fp32(absmax / 6) / tensor scale), at least 2^-6, half to even on E4M3's grid, saturated;
-    elements are fp32(x * fp32(fp32(1 / tensor scale) / scale)). A given `tensor_scale` broadcasts over the scales.
+    The block scales have x's shape with `axis` divided by 16. A block's scale is fp32(fp32(absmax / 6) / tensor scale),
+    at least 2^-6, half to even on E4M3's grid, saturated. Elements are fp32(x * fp32(fp32(1 / tensor scale) / scale)).
+    A given `tensor_scale` broadcasts over the scales.
     """
     blocks = np.moveaxis(np.asarray(x, np.float32), axis, -1)
     shape = blocks.shape
@@ -60,7 +67,7 @@ def nvfp4_array(
 def nvfp4_dequantize_array(
     values: Array, scales: Array, tensor_scale: Array | float, axis: int = -1, dtype: str = "float32"
 ) -> Array:
-    """fp32(value * fp32(scale * tensor scale)), then to `dtype`."""
+    """Return fp32(value * fp32(scale * tensor scale)), converted to `dtype`."""
     product = scales.astype(np.float32) * np.asarray(tensor_scale, np.float32)
     with np.errstate(over="ignore"):
         decoded = values.astype(np.float32) * np.repeat(product, 16, axis)

@@ -1,12 +1,12 @@
-"""The three GEMMs of any recipe, written out: operands by reference_casts.py, products in float64.
+"""Compute the three GEMMs of any recipe, with operands by reference_casts.py and products in float64.
 
     forward   H  = Q(X F; in)   . Q(W F; in)^T
     dgrad     dX = Q(dH D; out) . Q(W^T D; out)^T
     wgrad     dW = Q(dH^T G; T) . Q(X^T G; T)^T
 
-F, D and G are the transforms: diag(signs) H, or H diag(signs), of each tile of the contraction axis. What is taken from
-the forward is decode(Q(W F)), and so the product is a gradient by W F, or by X F. That, and one that is masked where
-the forward clipped, goes back through F^T.
+F, D and G are the transforms: diag(signs) H, or H diag(signs), of each tile of the contraction axis. An operand that
+the backward takes from the forward is decode(Q(W F)), so its product is a gradient with respect to W F, or to X F. Such
+a gradient goes back through F^T, and so does one that is masked where the forward clipped.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from reference_casts import Draws, Outcome, cast_array, outer_scale, signs_drawn
 from mxstudy.config.casts import Cast, Gemms, Hadamard
 
 Float32s = NDArray[np.float32]
-ROUNDINGS = {"float32": 2.0**-24, "bfloat16": 2.0**-8}  # of one rounding, relative
+ROUNDINGS = {"float32": 2.0**-24, "bfloat16": 2.0**-8}  # the relative error of one rounding
 
 
 class Product(NamedTuple):
-    """In float64, and what the arithmetic of the linear may differ from it by."""
+    """A product in float64, and how much the arithmetic of the linear may differ from it."""
 
     exact: Array
     slack: Array
@@ -36,7 +36,7 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class Reference:
-    """A linear of that name and seed, at a place in the training; `bound` of X, where it is known."""
+    """A linear of that name and seed, at a step and place in the training, with the `bound` of X if it is known."""
 
     gemms: Gemms
     seed: int = 0
@@ -62,7 +62,7 @@ class Reference:
         return signs_drawn(Draws(self.seed, f"{self.name}.{gemm}_transform", step, row), transform.size)
 
     def rotated(self, x: Float32s, gemm: str, axis: int) -> Float32s:
-        """A butterfly in float32 with growing strides, times size^-1/2, to bfloat16."""
+        """Return the result of a float32 butterfly with growing strides, times size^-1/2, rounded to bfloat16."""
         transform = self.transform(gemm)
         if transform is None:
             return x
@@ -83,7 +83,7 @@ class Reference:
         return np.moveaxis(tiles.reshape(there), -1, axis).astype(np.float32)
 
     def quantized(self, x: Float32s, operand: str, axis: int) -> Outcome:
-        """x under its GEMM's transform, cast along the contraction axis."""
+        """Return x under its GEMM's transform, cast along the contraction axis."""
         gemm, cast = operand.partition("_")[0], getattr(self.gemms, operand)
         row = 0 if operand.endswith("_w") else self.first_row
         draws = Draws(self.seed, f"{self.name}.{operand}", self.step, row) if cast.rounding == "stochastic" else None
@@ -94,7 +94,7 @@ class Reference:
         return cast_array(x, cast, axis, outer_scale(x, cast, axis, bound), draws)
 
     def operand(self, x: Float32s, operand: str, axis: int) -> Array:
-        """What the GEMM multiplies, scales and all, in float64."""
+        """Return what the GEMM multiplies, scales included, in float64."""
         cast: Cast | None = getattr(self.gemms, operand)
         if cast is None:
             return to_dtype(self.rotated(x, operand.partition("_")[0], axis).astype(np.float64), self.dtype)
@@ -124,7 +124,10 @@ class Reference:
         return self.through_forward(product, w, "forward_w", takes)
 
     def product(self, a: Array, b: Array) -> Product:
-        """n * 2^-24 of the sum of magnitudes, four more for scales; one rounding to the dtype."""
+        """Return the product a b and its largest error.
+
+        That is n * 2^-24 of the sum of magnitudes, four more such units for scales, and one rounding to the dtype.
+        """
         slack = (a.shape[1] + 4) * 2.0**-24 * (np.abs(a) @ np.abs(b))
         return self.rounded(Product(a @ b, slack), ROUNDINGS[self.dtype])
 
@@ -141,7 +144,7 @@ class Reference:
         return self.by_matrix(product, inverse=True) if masks or is_rotated else product
 
     def by_matrix(self, product: Product, inverse: bool) -> Product:
-        """The rows times F or F^T, in float64: the product with Sylvester's matrix; and a rounding to bfloat16."""
+        """Return the rows times F or F^T, in float64, by Sylvester's matrix, with one rounding to bfloat16."""
         transform = self.transform("forward")
         if transform is None:
             return product

@@ -1,4 +1,4 @@
-"""The block casts, bit by bit, against the references in reference.py: encodings, values, scales, decoding."""
+"""Block casts have the bits of the references in reference.py: encodings, values, scales, decoding."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_array_reference(fmt: str, rule: str, rounding: str, block_size: int) ->
 
 @every_format
 def test_scale_code_at_each_end(fmt: str) -> None:
-    """2^k by hand: the largest float32 has k = 128 - emax where the rule rounds up, 127 - emax where it does not."""
+    """By hand, the largest float32 has k = 128 - emax if the rule rounds up, and 127 - emax if it does not."""
     largest = torch.full((1, 32), torch.finfo(torch.float32).max)
     tiniest = torch.full((1, 32), 2.0**-149)
     up = {"floor": 0, "ceil": 1, "rceil": 1, "even": 1}
@@ -141,7 +141,7 @@ def test_non_finite_blocks_keep_to_themselves(fmt: str) -> None:
 @each("dtype", [torch.bfloat16, torch.float16])
 @every_rounding
 def test_half_precision_input(fmt: str, dtype: torch.dtype, rounding: str) -> None:
-    """Every finite bit pattern of the dtype, and blocks with the others; decoding rounds once to the dtype."""
+    """The input has every finite bit pattern of the dtype, and blocks with the others. Decoding rounds once."""
     patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     by_size = patterns[patterns.isfinite()].sort().values
     shuffled = patterns[torch.randperm(len(patterns), generator=torch.Generator().manual_seed(0))]
@@ -152,9 +152,9 @@ def test_half_precision_input(fmt: str, dtype: torch.dtype, rounding: str) -> No
 
 @pytest.mark.parametrize("fmt", FLOAT8)
 def test_bf16_decoding_rounds_once(fmt: str) -> None:
-    """The smallest scales: a product is below bf16's grid and must be rounded half to even from the exact one.
+    """With the smallest scales a product lies between two bf16 numbers, and must be rounded half to even once.
 
-    FP6 and FP4 elements are at least 2^-4, and 2^-4 * 2^-127 is on that grid.
+    FP6 and FP4 elements are at least 2^-4, and 2^-4 * 2^-127 is a bf16 number.
     """
     rng = np.random.default_rng(4)
     exponent = rng.integers(0, 8, (512, 32))

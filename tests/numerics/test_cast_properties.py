@@ -1,4 +1,4 @@
-"""The block casts: axes and layouts, algebra, refusals, compilation."""
+"""Block casts have the right axes, layouts, algebra and refusals, and compile."""
 
 from __future__ import annotations
 
@@ -96,11 +96,14 @@ def test_a_second_cast_changes_nothing(fmt: str, rule: str, rounding: str) -> No
 @every_format
 @every_rule
 def test_error_is_within_half_a_step(fmt: str, rule: str) -> None:
-    """Of normal elements that do not saturate; it is largest, relative, half a step above a power of two."""
+    """Normal elements that do not saturate are off by at most half a step.
+
+    The relative error is largest half a step above a power of two.
+    """
     x = torch.tensor(gaussian(np.random.default_rng(10), (512, 32)))
     got = quantize(x, fmt, scale_rule=rule)
     normal = (got.values.abs() > 2.0 ** ELEMENTS[fmt].emin) & (got.values.abs() < FORMATS[fmt].max)
-    if (fmt, rule) == ("E1M2", "ceil"):  # whose one binade of normal numbers it does not reach
+    if (fmt, rule) == ("E1M2", "ceil"):  # it does not reach its one binade of normal numbers
         return
     error = ((got.dequantize() - x).abs() / x.abs())[normal]
     half_step = 2.0 ** -(FORMATS[fmt].mantissa_bits + 1)
@@ -184,7 +187,7 @@ def test_compiled_nan_blocks() -> None:
 
 @pytest.mark.slow
 def test_compiled_equals_eager() -> None:
-    """Each format with each rule, each rounding with each of both, in one graph, on blocks of every kind."""
+    """One graph has each format with each rule, and each rounding with each of both, on blocks of every kind."""
     pairs = itertools.product(enumerate(ELEMENTS), enumerate(SCALE_RULES))
     roundings = list(ROUNDINGS)
     arms = [(fmt, rule, roundings[(i + j) % len(roundings)], j % 2) for (i, fmt), (j, rule) in pairs]

@@ -1,4 +1,4 @@
-"""Casts with several fields that are not usual, and replicas of a stack, bit by bit against reference_casts.py."""
+"""Casts with several unusual fields, and replicas of a stack, have the bits of reference_casts.py."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CHOICES: dict[str, list[Any]] = {
 
 
 def random_casts(count: int) -> list[Cast]:
-    """Casts with every field drawn by itself, of those that are casts."""
+    """Return valid casts with every field drawn by itself."""
     rng, found = np.random.default_rng(23), []
     while len(found) < count:
         drawn = {name: row[rng.integers(len(row))] for name, row in CHOICES.items()}
@@ -84,7 +84,7 @@ def test_the_casts_have_every_field_at_every_value() -> None:
     hints = get_type_hints(Cast)
     for field in fields(Cast):
         if field.name in ("source", "mask_clipped"):
-            continue  # of a GEMM's operands, and asked of every cast in assert_cast
+            continue  # a field of a GEMM's operands, which assert_cast checks for every cast
         assert {*CHOICES[field.name]} <= {getattr(one, field.name) for one in CASTS}, field.name
         if get_origin(hints[field.name]) is Literal:
             assert {*get_args(hints[field.name])} == {*CHOICES[field.name]}, field.name
@@ -108,7 +108,7 @@ STACKED = [
 @every_axis
 @each("one", STACKED, ids=range(len(STACKED)))
 def test_a_replica_is_cast_as_if_it_were_alone(one: Cast, axis: int) -> None:
-    """Also beside one with a NaN, at another step, and drawing by another seed."""
+    """The stack also has a replica with a NaN, one at another step, and one with another seed."""
     rng = np.random.default_rng(5)
     x = np.stack([gaussian(rng, (32, 64)), with_nan_or_inf(rng, (32, 64)), gaussian(rng, (32, 64)) * 1e-6])
     places = [reference_casts.Draws(seed, "layer.dgrad_dh", 3 + seed, 64) for seed in range(3)]

@@ -1,4 +1,4 @@
-"""Copies go to the rows of their experts and come back: compared with lists in plain Python."""
+"""Copies of tokens go to the rows of their experts and come back, as lists in plain Python say."""
 
 import pytest
 import torch
@@ -6,12 +6,12 @@ import torch
 from mxstudy.numerics.dispatch import Dispatch, combine, dispatch_of, number_of_rows, sum_of_copies, to_rows
 
 EXPERTS, ALIGN = 5, 4
-# Of 9 tokens, each to two of five experts; nobody goes to expert 3, and expert 1 has more than a multiple of 4.
+# 9 tokens each go to two of five experts. Nobody goes to expert 3, and expert 1 gets more than a multiple of 4.
 CHOSEN = torch.tensor([[1, 0], [1, 2], [0, 1], [4, 1], [1, 4], [2, 0], [1, 4], [4, 2], [0, 4]])
 
 
 def by_hand(chosen: torch.Tensor, align: int) -> list[list[int]]:
-    """The copies in the rows of each expert, filled up with -1."""
+    """Return the copies in the rows of each expert, filled up with -1."""
     copies = [
         (expert, 2 * token + j) for token, experts in enumerate(chosen.tolist()) for j, expert in enumerate(experts)
     ]
@@ -31,7 +31,7 @@ def test_rows_are_in_the_order_of_experts_and_tokens(align):
 
 
 def test_the_number_of_rows_is_enough_for_any_choice():
-    """The worst case: every expert but one has one token more than a multiple."""
+    """In the worst case every expert but one has one token more than a multiple."""
     for align in (1, 4, 32):
         for copies in range(1, 200):
             uneven = min(copies, EXPERTS - 1)
@@ -42,7 +42,7 @@ def test_the_number_of_rows_is_enough_for_any_choice():
 
 def test_tokens_are_gathered_and_zeros_stand_between():
     x_TD = torch.arange(18.0).view(9, 2) + 1
-    x_TD[3, 0] = torch.nan  # of one token, and of no zeros
+    x_TD[3, 0] = torch.nan  # in one token, so it must not reach the zeros
     found = to_rows(x_TD, dispatch_of(CHOSEN, EXPERTS, ALIGN))
     expected = [x_TD[copy // 2] if copy >= 0 else torch.zeros(2) for own in by_hand(CHOSEN, ALIGN) for copy in own]
     torch.testing.assert_close(found[: len(expected)], torch.stack(expected), rtol=0, atol=0, equal_nan=True)
@@ -72,7 +72,10 @@ def test_the_gradients_of_a_combination_are_those_of_indexing():
 
 
 def test_nothing_is_added_by_atomics_or_asks_for_a_size():
-    """Only these can: index_add and friends by their order, and sizes by making the host wait."""
+    """Nothing that depends on order or size runs: no atomic addition, and no question for a size.
+
+    index_add and its kind add in any order, and a size makes the host wait.
+    """
     seen = []
 
     class Watching(torch.utils._python_dispatch.TorchDispatchMode):

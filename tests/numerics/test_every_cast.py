@@ -1,4 +1,4 @@
-"""Every field of a cast, at every value, bit by bit against reference_casts.py."""
+"""Every field of a cast, at every value, has the bits of reference_casts.py."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_blocks_along_either_axis(size: int, rule: str, axis: int) -> None:
 @each("headroom", [3 / 4, 16 / 17])
 @every_rounding
 def test_headroom_below_a_power_of_two(rule: str, headroom: float, rounding: str, bits: int) -> None:
-    """Elements are smaller by it, what decodes is larger by it, and the scale's code stays."""
+    """Elements are smaller by the headroom, decoding multiplies by its inverse, and the scale's code stays."""
     settings = {"scale_rule": rule, "rounding": rounding, "random_bits": bits}
     got, plain = (assert_cast(numbers(32), cast(headroom=h, **settings)) for h in (headroom, 1.0))
     assert torch.equal(got.scales, plain.scales)
@@ -132,7 +132,7 @@ def training(**values: Any) -> Cast:
 
 
 def wide(binades: float, rows: int = 16) -> np.ndarray:
-    """Rows of 4 blocks whose sizes span so many binades: many a block scale is subnormal, or 0."""
+    """Return rows of 4 blocks whose sizes span so many binades that many block scales are subnormal or 0."""
     rng = np.random.default_rng(16)
     sizes = np.exp2(rng.uniform(-binades, 0, (rows, 4))).repeat(16, 1)
     return (rng.standard_normal((rows, 64)) * sizes).astype(np.float32)
@@ -166,7 +166,7 @@ def test_the_training_chain_with_all_else(values: dict[str, Any]) -> None:
 
 
 def test_the_two_chains_differ_in_small_scales_and_in_ties() -> None:
-    """Compare the chains: small scales are subnormal or 0 in training; above 2^-6 the order changes few of them."""
+    """Small scales are subnormal or 0 in the training chain. Above 2^-6 the order changes only a few of them."""
     x = torch.tensor(wide(20, 4096)).bfloat16()
     one, other = (
         quantized_operand(x, training(chain=chain, outer_scale="row"), -1).scales.float()
@@ -221,7 +221,7 @@ def test_nvfp4_is_the_same_written_out(rounding: str, headroom: float) -> None:
 @every_square
 @each("fmt", ["E4M3", "E2M1"])
 def test_fp32_scales(fmt: str, square: bool, axis: int, headroom: float) -> None:
-    """DeepSeek's 1 x 128 and 128 x 128 are this, here in smaller blocks; every block's largest is the format's."""
+    """These are DeepSeek's 1 x 128 and 128 x 128, in smaller blocks. Every block's largest element is the format's."""
     x = numbers(16, KINDS, 16, 1) if square else numbers(64)
     got = assert_cast(x, cast(fmt, scale="FP32", block_size=16, two_dimensional=square, headroom=headroom), axis)
     if headroom == 1:
@@ -240,7 +240,10 @@ def test_one_scale_alone(fmt: str, outer: str, axis: int, headroom: float) -> No
 
 
 def test_headroom_keeps_a_scale_that_was_rounded_down_within_the_range() -> None:
-    """E4M3 can round a scale down by 1 / 17: the largest is then 6 * 17 / 16 scales, which 16 / 17 makes 6."""
+    """Headroom keeps the largest element within the range, even if E4M3 rounds the scale down by 1 / 17.
+
+    Without it the largest would be 6 * 17 / 16 scales, which 16 / 17 makes 6.
+    """
     x = numbers(16, ["gaussian"], 200)
     nvfp4 = [cast(block_size=16, scale="E4M3", outer_scale="tensor", headroom=h) for h in (1.0, 16 / 17)]
     without, beside = ((~assert_cast(x, one).inside).sum() for one in nvfp4)
@@ -259,7 +262,10 @@ def test_the_standard_deviation(fmt: str, scale: dict[str, str]) -> None:
 
 @each("size", [16, 32, 64])
 def test_quartets_scale(size: int) -> None:
-    """2^floor(log2((2.92247856 / 6) * std + 1e-8)), the deviation in float64: no block here is near a power of two."""
+    """The scale is 2^floor(log2((2.92247856 / 6) * std + 1e-8)), with the deviation in float64.
+
+    No block here is near a power of two.
+    """
     x = numbers(size, ["gaussian"], 100)
     got = assert_cast(x, floor(statistic="std", block_size=size))
     std = x.astype(np.float64).reshape(100, -1, size).std(-1)
@@ -269,7 +275,7 @@ def test_quartets_scale(size: int) -> None:
 
 
 def test_what_has_no_deviation_is_nan() -> None:
-    """A NaN, an infinity, and squares whose sum float32 does not hold."""
+    """The inputs are a NaN, an infinity, and numbers whose sum of squares overflows float32."""
     x = np.tile(gaussian(np.random.default_rng(0), (5, 32)), (1, 2))
     x[0, 3], x[1, 4], x[2, 5], x[3, 6], x[4, :2] = np.nan, np.inf, -np.inf, 2e19, (-np.inf, np.inf)
     for scale in ({"scale_rule": "floor"}, {"scale": "FP32"}, {"scale": "E4M3"}):
@@ -315,7 +321,7 @@ def test_a_candidate_whose_range_overflows_is_not_taken() -> None:
 
 
 def test_the_first_of_equal_candidates_is_kept() -> None:
-    """Zeros have no error, and 4 of a largest 4 none by either scale: 4 = 4 * 1 = 6 * (4 / 6), exactly."""
+    """Zeros have no error, and 4 with a largest 4 has none by either scale: 4 = 4 * 1 = 6 * (4 / 6), exactly."""
     x = np.zeros((2, 16), np.float32)
     x[1, :2] = 3.0, -6.0
     for candidates in ((1.0, 2.0), (2.0, 1.0)):

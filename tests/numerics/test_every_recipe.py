@@ -1,4 +1,4 @@
-"""The three GEMMs of a linear, by recipes of every ingredient, against reference_recipes.py."""
+"""The three GEMMs of a linear agree with reference_recipes.py, for recipes with every ingredient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mxstudy.model.random_streams import give_streams, move_to
 from mxstudy.numerics.gemms import Bounds, Linear, dgrad_gemm, forward_gemm, mx_linear, wgrad_gemm
 from mxstudy.reader import ConfigError
 
-TOKENS, IN, OUT = 32, 64, 96  # no two equal, all multiples of 32
+TOKENS, IN, OUT = 32, 64, 96  # all different, and multiples of 32
 SEED, NAME, STEP, FIRST_ROW = 11, "layers.3.mlp.down", 5, 192
 TE_VECTOR = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
@@ -110,7 +110,7 @@ every_recipe = each("name", RECIPES)
 
 
 def numbers(seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
-    """x, weight, dH: normals times 2^row, from -2 to 2, and times 2^column."""
+    """Return x, weight and dH: normals times 2^row, from -2 to 2, and times 2^column."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(rows: int, columns: int) -> torch.Tensor:
@@ -121,7 +121,7 @@ def numbers(seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[torch.Te
 
 
 def linear_of(gemms: Gemms, weight: torch.Tensor, seeds: tuple[int, ...] = (SEED,), name: str = NAME) -> MXLinear:
-    """At a place in the middle of the training."""
+    """Return a linear in the middle of the training."""
     linear = MXLinear(IN, OUT, 1.0)
     linear.weight = torch.nn.Parameter(weight.clone())
     linear.gemms = gemms.filled(BlockCast())
@@ -131,7 +131,7 @@ def linear_of(gemms: Gemms, weight: torch.Tensor, seeds: tuple[int, ...] = (SEED
 
 
 def results(linear: MXLinear, x: torch.Tensor, dh: torch.Tensor) -> list[torch.Tensor]:
-    """h, dX, dW."""
+    """Return h, dX and dW."""
     x = x.clone().requires_grad_()
     h = linear(x)
     return [h.detach(), *torch.autograd.grad(h, (x, linear.weight), dh)]
@@ -181,7 +181,7 @@ TRANSFORM_CASES = [
 @each("gemm", TRANSFORMS)
 @each("transform", TRANSFORM_CASES, ids=str)
 def test_transforms_of_each_gemm(gemm: str, transform: Hadamard) -> None:
-    """Of a cast operand beside one that is not: both are rotated."""
+    """One operand is cast and the other is not. Both are rotated."""
     one = {"forward_transform": "forward_w", "dgrad_transform": "dgrad_w", "wgrad_transform": "wgrad_x"}[gemm]
     assert_linear(everywhere(E2M1, **{gemm: transform, one: None}))
 
@@ -189,7 +189,7 @@ def test_transforms_of_each_gemm(gemm: str, transform: Hadamard) -> None:
 @each("size", [16, 32])
 @each("signs", ["none", "seed", "call"])
 def test_it_cancels_where_nothing_is_quantised(size: int, signs: str) -> None:
-    """Each operand is rounded to bf16 once, by at most 2^-8 of a tile's length: twice that of two tiles' product."""
+    """Each operand is rounded to bf16 once, by at most 2^-8 of a tile's length, so the product by twice that."""
     x, weight, dh = numbers()
     transform = Hadamard(size=size, signs=signs)
     gemms = Gemms(**dict.fromkeys(TRANSFORMS, transform))
@@ -229,7 +229,7 @@ def test_when_signs_are_drawn_anew(signs: str, steps: bool, rows: bool) -> None:
 
 
 def test_what_an_operand_draws_is_its_own() -> None:
-    """Rows of a weight do not move with the tokens; seed, module and step change all."""
+    """Rows of a weight draw the same whatever the tokens. Seed, module and step change all draws."""
     x, weight, dh = numbers()
     only_weights = everywhere(E2M1, forward_w=SR, dgrad_w=SR)
     here = results(linear_of(only_weights, weight), x, dh)
@@ -261,9 +261,9 @@ def test_a_row_with_a_scale_of_its_own_is_that_row_alone() -> None:
 def test_what_the_backward_takes_is_what_the_forward_has_cast_under_its_bound(
     bound: float, transform: Hadamard | None, source: str
 ) -> None:
-    """So is what wgrad casts itself, under a transform of its own.
+    """The backward takes what the forward has cast under its bound, and so does a cast of wgrad's own transform.
 
-    A bound of 1 is exceeded, so that much is clipped, and masked.
+    A bound of 1 is exceeded, so that many numbers are clipped, and masked.
     """
     _, weight, dh = numbers()
     x = torch.randn(TOKENS, IN, generator=torch.Generator().manual_seed(1))
@@ -281,7 +281,10 @@ def test_what_the_backward_takes_is_what_the_forward_has_cast_under_its_bound(
 
 
 def test_masks_hold_back_what_was_clipped() -> None:
-    """Without a transform: zero exactly there. With one: its coordinates are, but for the roundings on the way back."""
+    """Without a transform, the gradient is zero exactly where numbers were clipped.
+
+    With one, its coordinates under the transform are zero there, but for the roundings on the way back.
+    """
     x, weight, dh = numbers()
     plain = RECIPES["masks without a transform"]
     reference = Reference(plain.filled(BlockCast()), SEED, NAME, STEP, FIRST_ROW)
@@ -298,7 +301,7 @@ def test_masks_hold_back_what_was_clipped() -> None:
 @pytest.mark.integration
 @every_recipe
 def test_a_replica_of_a_stack_is_a_linear_alone(name: str) -> None:
-    """Also beside one with a NaN. GEMMs of a stack sum in an order of their own."""
+    """The stack also has a replica with a NaN. GEMMs of a stack sum in an order of their own."""
     gemms, seeds = RECIPES[name], (3, 4, 5)
     x, weight, dh = (torch.stack(parts) for parts in zip(*(numbers(seed) for seed in seeds), strict=True))
     x[1, 7, 9] = dh[1, 3, 3] = weight[1, 2, 2] = torch.nan
@@ -332,7 +335,7 @@ def test_scales_that_cannot_be(settings: dict[str, Any], message: str) -> None:
 def test_the_recipes_have_every_field() -> None:
     casts = [cast for gemms in RECIPES.values() for _, cast in gemms.casts()]
     for field in fields(Cast):
-        if field.name != "candidate_error":  # of casts alone
+        if field.name != "candidate_error":  # tested for casts alone
             assert any(getattr(cast, field.name) != field.default for cast in casts), field.name
     transforms = [t for gemms in RECIPES.values() for name in TRANSFORMS if (t := getattr(gemms, name))]
     for field in fields(Hadamard):

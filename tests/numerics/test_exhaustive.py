@@ -1,7 +1,7 @@
-"""Every mantissa of a block's maximum against every mantissa of a value, and the ends of the FP32 range.
+"""Casts are right for every mantissa of a block's maximum with every mantissa of a value, and at FP32's ends.
 
-A cast is homogeneous in powers of two until a scale reaches its clamp (test_a_power_of_two_moves_only_the_scale), so
-the maxima of one binade stand for all, and every other binade is tried on its thresholds alone.
+A cast is homogeneous in powers of two until a scale reaches its clamp (test_a_power_of_two_moves_only_the_scale). So
+the maxima of one binade stand for all, and every other binade is tested only at its thresholds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ULPS = np.array([-2, -1, 0, 1, 2])
 
 
 def beside(values: Array) -> np.ndarray:
-    """Positive float32 values and their neighbours, up to two units in the last place away: [..., 5]."""
+    """Return positive float32 values and their neighbours, up to two units in the last place away: [..., 5]."""
     return from_bits(values.astype(np.float32).view(np.int32)[..., None] + ULPS)
 
 
@@ -30,9 +30,10 @@ def beside(values: Array) -> np.ndarray:
 @every_rule
 @every_rounding
 def test_every_pair_of_bf16_mantissas(fmt: str, rule: str, rounding: str) -> None:
-    """128 mantissas of the maximum x 128 of the value x gaps of 0 to 30 binades x both signs: a block of 32 each pair.
+    """Each pair of 128 mantissas of the maximum and 128 of the value fills a block of 32, for both signs.
 
-    Where the gap is 0 and the value's mantissa the larger one, the value is the maximum.
+    A block has the value at gaps of 0 to 30 binades below its maximum. Where the gap is 0 and the value's mantissa is
+    the larger one, the value is the maximum.
     """
     mantissas = 1 + np.arange(128) / 128
     blocks = np.empty((128, 128, 2, 32))
@@ -46,9 +47,9 @@ def test_every_pair_of_bf16_mantissas(fmt: str, rule: str, rounding: str) -> Non
 @every_rule
 @every_rounding
 def test_around_every_tie(fmt: str, rule: str, rounding: str) -> None:
-    """Every element value and every midpoint, and the float32 numbers beside them, under scales of four binades.
+    """Every element value, every midpoint, and float32 numbers beside them are cast under scales of four binades.
 
-    7 bits of mantissa cannot tell an element rounded twice.
+    7 bits of mantissa cannot reveal an element that is rounded twice.
     """
     grid = np.unique(np.abs(DECODED[fmt][np.isfinite(DECODED[fmt])]))
     points = np.concatenate([grid[1:], (grid[1:] + grid[:-1]) / 2])
@@ -66,7 +67,10 @@ def test_around_every_tie(fmt: str, rule: str, rounding: str) -> None:
 @every_rule
 @every_rounding
 def test_the_thresholds_of_every_binade(fmt: str, rule: str, rounding: str) -> None:
-    """From FP32's smallest subnormal, where k = -127 is clamped, to its largest number, which decodes to 2^128."""
+    """Thresholds lie from FP32's smallest subnormal to its largest number.
+
+    At the smallest k is clamped to -127, and the largest decodes to 2^128.
+    """
     element = ELEMENTS[fmt]
     threshold = [1, element.max / 2**element.emax, 2 - 2.0 ** -(element.mantissa_bits + 1), 1.5]
     normal = beside(np.outer(threshold, 2.0 ** np.arange(-126, 128))).flatten()
@@ -79,10 +83,10 @@ def test_the_thresholds_of_every_binade(fmt: str, rule: str, rounding: str) -> N
 
 @every_format
 def test_the_ends_by_hand(fmt: str) -> None:
-    """E8M0's k = 127 is out of reach: it would take a maximum of 2^127 * 2^emax."""
+    """E8M0's k = 127 is out of reach, because it would take a maximum of 2^127 * 2^emax."""
     emax, low = FORMATS[fmt].emax, 2.0**-127
     top = torch.finfo(torch.float32).max
-    cases = {  # maximum of the block: its scale code of each rule; what it decodes to under floor, ceil (if asked)
+    cases = {  # maximum of the block: its scale code by each rule, and its decoding under floor and ceil (or None)
         2.0**-149: ((0, 0, 0, 0), 0.0, 0.0),
         low * FORMATS[fmt].max: ((0, 1, 0, 0), low * FORMATS[fmt].max, None),
         low * 2.0**emax: ((0, 0, 0, 0), low * 2.0**emax, low * 2.0**emax),

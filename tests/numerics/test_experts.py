@@ -1,6 +1,6 @@
-"""The GEMMs of experts, both ways, bit by bit, with each expert's own by the array reference.
+"""The GEMMs of experts, in both ways, have the bits of each expert's own GEMM by the array reference.
 
-Numbers are integers below 400, and sums of their products below 2^24, so FP32 sums are exact in any order.
+Numbers are integers below 400, and sums of their products are below 2^24, so FP32 sums are exact in any order.
 """
 
 from dataclasses import replace
@@ -20,11 +20,11 @@ from mxstudy.numerics.random_bits import STREAMS, Random, stream_key
 from mxstudy.numerics.readers import NormOutput, read_norm, read_rows
 
 TOKENS, IN, OUT, EXPERTS, K = 96, 64, 32, 6, 2
-LOADS = {0: 70, 1: 49, 2: 32, 3: 0, 4: 8, 5: 33}  # more than blocks, a whole block, nobody, a piece of one
+LOADS = {0: 70, 1: 49, 2: 32, 3: 0, 4: 8, 5: 33}  # more than blocks, a whole block, nobody, a part of one
 
 
 def chosen() -> torch.Tensor:
-    """The experts of each token, with `LOADS`; no token goes to one twice."""
+    """Return the experts of each token, with `LOADS`. No token goes to one twice."""
     copies = torch.tensor([expert for expert, load in LOADS.items() for _ in range(load)])
     experts_TK = torch.stack((copies[:TOKENS], copies[TOKENS:]), 1)
     assert (experts_TK[:, 0] != experts_TK[:, 1]).all()
@@ -32,7 +32,7 @@ def chosen() -> torch.Tensor:
 
 
 def integers(*shape: int, seed: int) -> torch.Tensor:
-    """Some large, most small, so that the elements of a block are rounded; bf16 numbers."""
+    """Return bf16 integers, some large, most small, so that the elements of a block are rounded."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.tensor([3, 20, 380])[torch.randint(0, 3, shape, generator=generator)]
     return (torch.rand(shape, generator=generator) * 2 * sizes - sizes).round().bfloat16().float()
@@ -47,7 +47,7 @@ def alignment(gemms: Gemms) -> int:
 
 
 def normed(x_TI: torch.Tensor) -> NormOutput:
-    """As after a norm with a gain of 1."""
+    """Return the output of a norm with a gain of 1."""
     return NormOutput(x_TI, torch.ones(x_TI.shape[1]), None, NormBounds(1e6, 1e6), fold_gain=False)
 
 
@@ -58,7 +58,10 @@ def computed(
     align: int = 0,
     kernel: CastKernel | None = None,
 ) -> list[torch.Tensor]:
-    """H of each copy, and the gradients of x and of the weights, for gradients of H that are a copy's own."""
+    """Return H of each copy, and the gradients of x and of the weights.
+
+    Each copy has its own gradient of H.
+    """
     dispatch = dispatch_of(chosen(), EXPERTS, align or alignment(gemms))
     x_TI = integers(TOKENS, IN, seed=1).requires_grad_()
     weight = integers(EXPERTS, OUT, IN, seed=2).bfloat16().requires_grad_()
@@ -74,7 +77,7 @@ def computed(
 
 
 def by_hand(gemms: Gemms) -> list[torch.Tensor]:
-    """The same, expert by expert, in numpy: the tokens of each, filled up with zeros to whole blocks."""
+    """Return the same in numpy, expert by expert, with the tokens of each filled up with zeros to whole blocks."""
     experts = chosen().numpy()
     x, dh = integers(TOKENS, IN, seed=1).double().numpy(), integers(TOKENS * K, OUT, seed=3).double().numpy()
     weight = integers(EXPERTS, OUT, IN, seed=2).bfloat16().double().numpy()
@@ -131,7 +134,7 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros():
 
 
 def test_a_scale_of_a_tensor_is_that_of_one_expert():
-    """By the linear that has no experts, on the rows of each."""
+    """The linear without experts gives the same on the rows of each expert."""
     gemms = filled("fp8_tensor")
     h, _, dw = computed(gemms, is_grouped=False)
     experts, x = chosen(), integers(TOKENS, IN, seed=1)
@@ -177,7 +180,7 @@ def test_both_ways_have_the_same_bits(name):
 
 
 def test_random_numbers_are_those_of_a_token_wherever_it_goes():
-    """A batch in two halves rounds as the whole one does: the rows of a copy do not depend on who else is there."""
+    """A batch in two halves rounds as the whole does, because the rows of a copy do not depend on the others."""
     gemms = Gemms(forward_x=STOCHASTIC).filled(BlockCast())
     x_TI, weight, experts = integers(TOKENS, IN, seed=1), integers(EXPERTS, OUT, IN, seed=2).bfloat16(), chosen()
 
@@ -200,7 +203,7 @@ def test_rows_that_are_dispatched_already_are_read_as_they_are():
 
 
 def test_a_folded_gain_is_in_the_weight_and_its_gradient_is_of_the_product():
-    """Of x / rms the gradient is that without a fold, the weight's is times the gain."""
+    """The gradient of x / rms is that without a fold, and the weight's is times the gain."""
     dispatch, gain = (
         dispatch_of(chosen(), EXPERTS, 8),
         2.0 ** torch.randint(-1, 2, (IN,), generator=torch.Generator().manual_seed(4)),

@@ -1,4 +1,4 @@
-"""The table of formats: what papers print of it, and what the scale rules make of it."""
+"""The table of formats has the numbers that papers print, and the scale rules give what follows from them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PRINTED = {
     "E1M2": (1.75 * 2**1, 2**-1, 2.8),  # not in that table: 0 to 7 halves, the uniform grid of arXiv 2606.20381
 }
 
-# What microxcaling's formats are: largest exponent, smallest normal number, and the largest mantissa, above which a
-# block's maximum overflows under floor. E5M2's band is E4M3's.
+# microxcaling's formats: largest exponent, smallest normal number, and the largest mantissa, above which a block's
+# maximum overflows under floor. E5M2's band is E4M3's.
 MICROXCALING = {
     "E4M3": (8, 2**-6, 1.75),
     "E5M2": (15, 2**-14, 1.75),
@@ -68,7 +68,7 @@ def test_the_constants_of_microxcaling(fmt: str) -> None:
 
 @every_format
 def test_the_constants_are_those_of_the_codes(fmt: str) -> None:
-    """The names say the bits; the values come from decoding all codes by the definition."""
+    """The names say the bits, and decoding all codes by the definition gives the values."""
     row, finite = FORMATS[fmt], DECODED[fmt][abs(DECODED[fmt]) < math.inf]
     assert row.name == f"E{row.exponent_bits}M{row.mantissa_bits}"
     assert 2**row.bits == len(CODES[fmt])
@@ -87,7 +87,7 @@ def test_nvfp4_is_e2m1_under_other_scales() -> None:
 @every_format
 @every_rule
 def test_overflow_bands(fmt: str, rule: str) -> None:
-    """Floor alone clamps all mantissas above the largest one, `even` those that it does not round up to 2."""
+    """Floor clamps all mantissas above the largest one, and `even` those that it does not round up to 2."""
     mantissas = 1 + torch.arange(2**12) / 2**12
     largest, half_a_step = MICROXCALING[fmt][2], 2.0 ** -(FORMATS[fmt].mantissa_bits + 1)
     end = {"floor": 2.0, "even": 2 - half_a_step, "ceil": 0.0, "rceil": 0.0}[rule]

@@ -1,4 +1,4 @@
-"""A weight that was gathered as codes and scales: the operand of one GEMM, to the bit, and nothing else."""
+"""A weight that was gathered as codes and scales is one GEMM's operand, to the bit, and nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASTS = [
 
 
 def weight(rows: int = 64, columns: int = 96) -> torch.Tensor:
-    """Over many binades; a NaN, an infinity, a zero block, a -0."""
+    """Return weights over many binades, with a NaN, an infinity, a zero block and a -0."""
     generator = torch.Generator().manual_seed(rows + columns)
     x = torch.randn(rows, columns, generator=generator)
     x *= 2.0 ** torch.randint(-20, 20, x.shape, generator=generator)
@@ -42,7 +42,7 @@ def gathered(x: torch.Tensor, cast: Cast, axis: int, dtype: torch.dtype = FP32) 
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whichever NaN stands for NaN."""
+    """Compare the bits, with all NaNs equal."""
     word = {FP32: torch.int32, BF16: torch.int16}[a.dtype]
     bits = [x.masked_fill(x.isnan(), 0).contiguous().view(word) for x in (a, b)]
     return a.dtype == b.dtype and torch.equal(*bits) and torch.equal(a.isnan(), b.isnan())
@@ -63,7 +63,7 @@ def test_equals_gathering_first_and_casting_after(cast: Cast, dtype: torch.dtype
 @each("fmt", ("E4M3", "E5M2"))
 @each("dtype", (FP32, BF16))
 def test_every_code_with_every_scale(fmt: str, dtype: torch.dtype) -> None:
-    """A product of two bf16 numbers is what the FP32 product is, rounded once."""
+    """The product of two bf16 numbers is the FP32 product, rounded once."""
     codes = torch.arange(256, dtype=torch.uint8).expand(256, 256).contiguous()
     scales = torch.arange(256, dtype=torch.uint8)[:, None].expand(256, 8).contiguous()
     coding = Coding(codes.shape, Cast(format=fmt).filled(BlockCast()), -1)
@@ -82,7 +82,7 @@ def test_both_directions_send_as_many_bytes(cast: Cast, bits: int) -> None:
 
 @pytest.mark.parametrize("native", [False, True])
 def test_gradients_are_those_of_the_weight(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weight is in the forward what it is gathered as for it, and in the backward something else."""
+    """In the forward the weight is the operand gathered for it, and in the backward another one."""
     monkeypatch.setattr(kernels.native, "KERNELS", "EMULATED")
     e4m3, e5m2 = Cast(format="E4M3"), Cast(format="E4M3" if native else "E5M2")
     gemms = Gemms(forward_w=e4m3, forward_x=e4m3, dgrad_w=e5m2, dgrad_dh=e5m2, wgrad_x=e4m3, wgrad_dh=e4m3)

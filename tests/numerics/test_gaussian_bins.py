@@ -1,4 +1,4 @@
-"""The exact last bin of a Gaussian against counting in ten million numbers, and against what must hold."""
+"""The exact last bin of a Gaussian agrees with a count in ten million numbers, and with what must hold."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ X = torch.randn(10_000_000 // 64, 64, generator=torch.Generator().manual_seed(3)
 def test_counts_agree(fmt: str, rule: str, block_size: int, std: float) -> None:
     found = gaussian_last_bin(fmt, block_size, rule, std)
     quantized = quantize(X * std, fmt, block_size, scale_rule=rule)
-    deviation = 5 * (found.max / X.numel() * block_size / 8) ** 0.5  # counts in a block go together
+    deviation = 5 * (found.max / X.numel() * block_size / 8) ** 0.5  # counts within a block are correlated
     assert found.overflow == pytest.approx(overflow_fraction(quantized, X * std).item(), abs=deviation)
     assert found.max == pytest.approx(max_fraction(quantized).item(), abs=deviation)
 
 
 def test_known_values() -> None:
-    """Under floor 0.86 % of a Gaussian in E4M3, 1.15 % counting what rounds to max; E5M2 has the same 1.75."""
+    """Under floor it is 0.86 % in E4M3, or 1.15 % with what rounds to max. E5M2 has the same 1.75."""
     floor = gaussian_last_bin("E4M3", 32, "floor")
     assert (round(floor.overflow, 4), round(floor.max, 4)) == (0.0086, 0.0115)
     assert gaussian_last_bin("E5M2", 32, "floor").overflow == pytest.approx(floor.overflow, rel=1e-9)

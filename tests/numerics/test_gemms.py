@@ -1,4 +1,4 @@
-"""The three GEMMs: every operand in its format, along its contraction axis, from high precision, rounded once."""
+"""In the three GEMMs every operand is cast along its contraction axis, from high precision, and results round once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OPERANDS = ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(TOKENS, IN), (8, 16, IN), (2, 4, 16, IN)]  # blocks of 32 tokens cross the leading axes
 
-# The table: forward X, W; dgrad dH, W; wgrad dH, X.
+# The rows of the table: forward X, W; dgrad dH, W; wgrad dH, X.
 TABLE = {
     "fp32": "-    -    -    -    -    -",
     "bf16": "-    -    -    -    -    -",
@@ -100,7 +100,7 @@ def test_every_precision(name: str, dtype: torch.dtype, shape: tuple[int, ...]) 
 @each("dtype", DTYPES)
 @each("shape", SHAPES)
 def test_one_operand_quantised(operand: str, fmt: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """The others stay as they are, and so do the two GEMMs that do not read it, bit by bit."""
+    """The others stay as they are, and the two GEMMs that do not read it keep their bits."""
     gemms = one_operand(operand, fmt)
     assert_gemms(*operands(dtype, shape), gemms)
     plain = run(*operands(dtype, shape), UNQUANTISED)
@@ -112,7 +112,7 @@ def test_one_operand_quantised(operand: str, fmt: str, dtype: torch.dtype, shape
 @each("fmt", ["E4M3", "E5M2"])
 @each("operand", OPERANDS)
 def test_blocks_along_the_other_axis_would_be_seen(operand: str, fmt: str, dtype: torch.dtype) -> None:
-    """The test above can fail: a quarter of the elements and more are off."""
+    """The test above can fail: at least a quarter of the elements are off."""
     x, weight, dh = operands(dtype)
     X, W, dH = (t.double().numpy() for t in (x, weight, dh))
     index, left, right = {"forward": (0, X, W.T), "dgrad": (1, dH, W), "wgrad": (2, dH.T, X)}[operand.split("_")[0]]
@@ -126,7 +126,7 @@ def test_blocks_along_the_other_axis_would_be_seen(operand: str, fmt: str, dtype
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_second_cast_would_be_seen(dtype: torch.dtype) -> None:
-    """The gradients' operands come from x, W and dH, not from another GEMM's: those references do not fit."""
+    """The gradients' operands come from x, W and dH, not from another GEMM's: references made from those do not fit."""
     x, weight, dh = operands(dtype)
     X, W, dH = (t.double().numpy() for t in (x, weight, dh))
     _, dx, dw = run(x, weight, dh, PRECISIONS["mxfp8"])
@@ -164,7 +164,7 @@ def test_block_size_rule_and_rounding_reach_every_operand(
 
 @pytest.mark.parametrize("row", ["mxfp8", "mxfp6_e2m3"])
 def test_operands_are_rounded_to_bf16_first(row: str) -> None:
-    """Half away from zero, as microxcaling does: fp32 operands beside a tie of both roundings move."""
+    """They are rounded half away, as in microxcaling: fp32 operands beside a tie of both roundings move."""
     x, weight, dh = operands(torch.float32)
     halves = [(t.view(torch.int32) & -0x10000 | 0x8000).view(torch.float32) for t in (x, weight, dh)]
     pre_rounding = BlockCast(operand_pre_round=True)
@@ -184,7 +184,7 @@ def test_one_scale_a_tensor_needs_no_blocks(dtype: torch.dtype) -> None:
 
 
 def test_one_scale_a_tensor_loses_what_is_small_beside_the_largest() -> None:
-    """Why blocks were invented: a token 2^-20 below another is gone, and with a scale a block it is not."""
+    """This is why blocks exist: a token 2^-20 below another is lost, and with a scale per block it is not."""
     x, weight = torch.ones(32, 64), torch.ones(64, 64)
     x[0] = 2.0**-20
     assert mx_linear(x, weight, linear(PRECISIONS["fp8_tensor"]))[0].abs().max() == 0
@@ -209,7 +209,10 @@ def test_a_tokens_scale_in_nvfp4_is_that_of_its_cast_alone(pre_round: bool) -> N
 
 @each("bound", [4.0, 32.0, 512.0])
 def test_a_bound_saves_nvfp4_the_pass_over_the_row(bound: float) -> None:
-    """Of the two scales the block's follows the tensor's: the result keeps its accuracy however loose the bound."""
+    """The block's scale follows the tensor's scale.
+
+    So the result keeps its accuracy, however loose the bound.
+    """
     generator = torch.Generator().manual_seed(2)
     x, weight = torch.randn(64, 96, generator=generator), torch.randn(80, 96, generator=generator)
     nvfp4 = linear(PRECISIONS["nvfp4_forward_only"], BlockCast(16))

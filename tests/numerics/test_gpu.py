@@ -1,4 +1,4 @@
-"""The same bits on CPU and GPU, eager and compiled."""
+"""CPU and GPU, eager and compiled, give the same bits."""
 
 import pytest
 import torch
@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def all_regimes() -> torch.Tensor:
-    """Every FP32 exponent, subnormals, ties, zeros, infinities and NaNs: float32 [rows, 256]."""
+    """Return every FP32 exponent, subnormals, ties, zeros, infinities and NaNs: float32 [rows, 256]."""
     generator = torch.Generator().manual_seed(0)
     bits = torch.randint(-(2**31), 2**31 - 1, (512, 256), generator=generator).to(torch.int32)
     spread = bits.view(torch.float32).clone()
-    spread[torch.rand(spread.shape, generator=generator) < 0.999] = 0  # else nearly every block has a NaN or 3e38
+    spread[torch.rand(spread.shape, generator=generator) < 0.999] = 0  # otherwise nearly every block has a NaN or 3e38
     narrow = torch.randn(512, 256, generator=generator) * 2.0 ** torch.randint(-140, 120, (512, 1), generator=generator)
     ties = (torch.randint(-256, 256, (512, 256), generator=generator) / 16.0) * 2.0 ** torch.randint(-60, 60, (512, 1))
     one_exponent = (bits & 0x007FFFFF | torch.randint(0, 255, (512, 1), generator=generator).int() << 23).view(
@@ -50,7 +50,7 @@ CASTS += [BlockCast(16, operand_pre_round=True), BlockCast(64)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fmt", MX)
 def test_casts(fmt, dtype, axis):
-    """Every rule and rounding, blocks of 16, 32 and 64."""
+    """The test has every rule and rounding, and blocks of 16, 32 and 64."""
     torch._dynamo.reset()
     x = all_regimes().to(dtype)
 
@@ -70,7 +70,7 @@ def parts(quantized):
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("regime", ["gaussian", "spread", "with NaN"])
 def test_casts_with_fp32_scales(regime, axis):
-    """NVFP4 with one tensor scale, in both chains, and with one a row, and FP8 with one a tensor."""
+    """The casts are NVFP4 with one tensor scale, in both chains, or one per row, and FP8 with one per tensor."""
     torch._dynamo.reset()
     training = Cast(format="NVFP4", scale="E4M3", outer_scale="tensor", chain="training").filled(BlockCast(16))
     generator = torch.Generator().manual_seed(3)
@@ -146,7 +146,7 @@ def test_gemms_agree_with_those_on_cpu(row, compute):
 
 @pytest.mark.parametrize("row", ["mxfp8", "mxfp4"])
 def test_the_native_path_compiles(row, monkeypatch):
-    """With torchao's emulated kernels, this GPU having no others."""
+    """It uses torchao's emulated kernels, because this GPU has no others."""
     torch._dynamo.reset()
     monkeypatch.setattr(native, "KERNELS", "EMULATED")
     x, weight = torch.randn(64, 96, device="cuda").bfloat16(), torch.randn(160, 96, device="cuda").bfloat16()
@@ -167,7 +167,7 @@ def test_the_native_path_compiles(row, monkeypatch):
 )
 @pytest.mark.parametrize("norm", [RMSNorm(64), RMSNorm(64, fold_gain=True), MXNorm(64, p=2.0), PostRoundMXNorm(64)])
 def test_compiled_gradients_are_those_of_eager(norm, row, compute):
-    """In torch 2.11 they were zero: see `to_dtype`."""
+    """In torch 2.11 they were zero. See `to_dtype`."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     layers = torch.nn.Sequential(NormLinear(norm, 96, 0.1), MXLinear(96, 64, 0.1)).cuda()

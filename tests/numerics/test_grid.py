@@ -1,4 +1,4 @@
-"""The grid of an element format: rounding to it, codes, pairs; rounding of operands to bf16; one scale a tensor."""
+"""Numbers round to an element format's grid and to bf16, and become codes, pairs of codes, and one scale per tensor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_code(fmt: str) -> None:
 
 @every_format
 def test_the_code_of_nan_is_all_ones(fmt: str) -> None:
-    """A NaN in E4M3 and E5M2; 6 and 4 bits have none, and their block's scale says it."""
+    """E4M3 and E5M2 decode it as NaN. 6 and 4 bits have no NaN, and the scale of their block says it."""
     nan = torch.tensor([torch.nan, -torch.nan])
     assert encode(nan, FORMATS[fmt]).tolist() == [2 ** (FORMATS[fmt].bits - 1) - 1] * 2
     if FORMATS[fmt].bits == 8:
@@ -65,7 +65,7 @@ def test_round_to_grid(fmt: str, rounding: str) -> None:
 @every_format
 @every_rounding
 def test_ties(fmt: str, rounding: str) -> None:
-    """Between each two neighbours: to the even code, or to the larger one; a unit aside is no tie."""
+    """Between neighbours a tie goes to the even code, or to the larger one. A unit beside it is no tie."""
     grid = torch.tensor(DECODED[fmt][: np.argmax(DECODED[fmt] == FORMATS[fmt].max) + 1], dtype=torch.float32)
     low, high, middle = grid[:-1], grid[1:], (grid[:-1] + grid[1:]) / 2
     to_even = torch.where(torch.arange(len(low)) % 2 == 0, low, high)
@@ -137,13 +137,13 @@ def test_codes_and_scales_in_torchs_own_dtypes(fmt: str) -> None:
 
 
 def bf16_edges() -> np.ndarray:
-    """Every upper half of a float32, above six lower halves: below, at and above the tie."""
+    """Return every upper half of a float32 with six lower halves: below, at and above the tie."""
     lower = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
     return from_bits((np.arange(2**16)[:, None] << 16 | lower).astype(np.uint32))
 
 
 def test_bf16_half_away() -> None:
-    """Subnormals of bf16 are kept, what rounds beyond its largest number is infinite, NaN stays."""
+    """Subnormals of bf16 are kept, numbers that round beyond its largest become infinite, and NaN stays."""
     x = bf16_edges()
     got = round_to_bf16_away(torch.tensor(x))
     with np.errstate(invalid="ignore"):
@@ -159,7 +159,7 @@ def test_bf16_half_away() -> None:
 @every_rule
 @every_rounding
 def test_operand_pre_round(fmt: str, rule: str, rounding: str) -> None:
-    """The cast of what bf16 leaves, which at ties of the element is not that of x."""
+    """The cast sees bf16 numbers, and differs from the cast of x at ties of the element."""
     x = torch.tensor(every_kind(fmt, 32, per_kind=16, seed=33))
     lower = np.arange(2**15).reshape(-1, 32) * 2**8
     halves = torch.tensor(from_bits(0x3F800000 + np.concatenate([lower, lower - 1])))
@@ -206,7 +206,7 @@ def test_one_scale_a_tensor(fmt: str, rounding: str, pre_round: bool) -> None:
 @every_format
 @every_rounding
 def test_one_scale_a_tensor_divides(fmt: str, rounding: str) -> None:
-    """Around ties of x / scale, a product with 1 / scale, rounded twice, would go to the other side."""
+    """Around ties of x / scale, a product with 1 / scale, which rounds twice, would go to the other side."""
     grid = np.unique(np.abs(DECODED[fmt][np.isfinite(DECODED[fmt])]))
     ties = (grid[1:] + grid[:-1]) / 2
     for absmax in np.linspace(1, 2, 64, dtype=np.float32):
@@ -231,7 +231,10 @@ def test_one_scale_a_tensor_at_the_ends(fmt: str) -> None:
 
 
 def test_round_to_bf16() -> None:
-    """As torch converts: all bf16 values, what lies half way between two, their FP32 neighbours, and the largest."""
+    """`round_to_bf16` rounds as torch converts.
+
+    The numbers are all of bf16, the midpoints between them, their FP32 neighbours, and the largest.
+    """
     halves = torch.arange(0, 2**32, 2**15, dtype=torch.int64)
     bits = torch.cat([halves + shift for shift in (-1, 0, 1)]) % 2**32
     x = (bits - (bits >> 31 << 32)).to(torch.int32).view(torch.float32)

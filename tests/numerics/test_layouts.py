@@ -1,4 +1,4 @@
-"""Row-wise and column-wise casts, the exponent of a scale by Transformer Engine's steps, and the 128x4-tile layout."""
+"""Casts along rows and columns, scales by Transformer Engine's steps, and the 128x4-tile layout are right."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Layout = Callable[..., Quantized]
 
 
 def some_scales(rows: int, blocks: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-    """No zero among them, so that padding can be told."""
+    """Return scales that are not zero, so that padding differs from them."""
     generator = torch.Generator().manual_seed(rows * 1000 + blocks)
     return torch.randint(1, 256, (rows, blocks), generator=generator, dtype=torch.uint8).view(dtype)
 
@@ -55,7 +55,7 @@ def test_one_is_that_of_the_transpose() -> None:
 
 
 def test_neither_follows_from_the_other() -> None:
-    """Beside a million, row-wise, a 1 becomes 0; column-wise it has neighbours of its own size."""
+    """Beside a million in its row, a 1 becomes 0. In its column it has neighbours of its own size."""
     x = torch.ones(32, 32)
     x[0, 0] = 1e6
     assert rowwise(x).dequantize()[0, 1] == 0
@@ -102,7 +102,7 @@ def test_only_high_precision_is_quantised(layout: Layout) -> None:
 
 
 def exact_code(absmax: float, maximum: float) -> int:
-    """The exponent of absmax / max, plus one where its mantissa is not zero, plus 127; clamped to what E8M0 has."""
+    """Return the exponent of absmax / max, plus one if its mantissa is not zero, plus 127, clamped to E8M0's range."""
     quotient = Fraction(absmax) / Fraction(maximum)
     if quotient == 0:
         return 0
@@ -112,7 +112,7 @@ def exact_code(absmax: float, maximum: float) -> int:
 
 
 def code_by_division(absmax: torch.Tensor, maximum: float) -> torch.Tensor:
-    """The same with an FP32 quotient: its exponent field, plus one where the mantissa field is not zero."""
+    """Return the same with an FP32 quotient: its exponent field, plus one if the mantissa field is not zero."""
     bits = (absmax / maximum).view(torch.int32)
     return (bits >> 23) + (bits & 0x7FFFFF > 0)
 
@@ -124,7 +124,7 @@ def e8m0_codes(absmax: torch.Tensor, fmt: str) -> torch.Tensor:
 @pytest.mark.integration
 @pytest.mark.parametrize("fmt", ["E4M3", "E5M2"])
 def test_the_exponent_of_every_bf16_amax(fmt: str) -> None:
-    """All 128 mantissas of all 255 finite exponents, subnormals and zero among them, through `quantize`."""
+    """`quantize` gets all 128 mantissas of all 255 finite exponents, subnormals and zero among them."""
     absmax = (torch.arange(255 * 128, dtype=torch.int32) << 16).view(torch.float32)
     got = quantize(absmax[:, None], fmt, block_size=1).scales.flatten().tolist()
     assert got == [exact_code(a, FORMATS[fmt].max) for a in absmax.tolist()]
@@ -132,7 +132,7 @@ def test_the_exponent_of_every_bf16_amax(fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", ["E4M3", "E5M2"])
 def test_the_exponent_one_unit_in_the_last_place_around_every_threshold(fmt: str) -> None:
-    """FP32 mantissas of max * 2^k and their neighbours, at every exponent."""
+    """The numbers are FP32 mantissas of max * 2^k and their neighbours, at every exponent."""
     threshold = int(math.frexp(FORMATS[fmt].max)[0] * 2**24) - 2**23
     mantissa = torch.tensor([threshold - 1, threshold, threshold + 1, 1, 2**23 - 1], dtype=torch.int32)
     absmax = (torch.arange(255, dtype=torch.int32)[:, None] << 23 | mantissa).view(torch.float32).flatten()
@@ -148,20 +148,23 @@ def test_a_division_in_fp32_gives_the_same_for_every_mantissa(exponent: int) -> 
 
 @pytest.mark.integration
 def test_a_division_in_fp32_differs_only_where_its_quotient_is_subnormal() -> None:
-    """Biased exponent 8, around 448 * 2^-127: what the docstring of `layouts` says."""
+    """The biased exponent is 8, around 448 * 2^-127, as the docstring of `layouts` says."""
     absmax, limit = torch.arange(8 << 23, 9 << 23, dtype=torch.int32).view(torch.float32), 448 * 2.0**-127
     below, above = absmax[absmax <= limit], absmax[absmax > limit]
     assert e8m0_codes(below, "E4M3").unique().tolist() == [0]
     assert code_by_division(below, 448.0).unique().tolist() == [1]
     assert e8m0_codes(above, "E4M3").unique().tolist() == code_by_division(above, 448.0).unique().tolist() == [1]
-    assert above[above / 448 <= 2.0**-127].tolist() == [limit + 2.0**-142]  # whose code is 0 where `below` has 0
+    assert above[above / 448 <= 2.0**-127].tolist() == [limit + 2.0**-142]  # its code is 0 where `below` has 0
 
 
 # ------------------------------------------------------------------------------------------------- 128x4-tile layout
 
 
 def naive_swizzle(scales: torch.Tensor) -> list[int]:
-    """Tile after tile of 128x4; the 128 four-byte rows of a tile in the documented order; what is missing is 0."""
+    """Return the scales tile after tile of 128x4, the 128 four-byte rows of a tile in the documented order.
+
+    Missing scales are 0.
+    """
     order = [row for k in range(32) for row in (k, 32 + k, 64 + k, 96 + k)]
     rows, blocks = scales.shape
     listed = scales.tolist()
@@ -211,11 +214,11 @@ def test_swizzled_and_back(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 def test_column_wise_scales_are_swizzled_in_tiles_of_4x128() -> None:
-    """4x128 tiles down a column of tiles, then the next; within one, its 128 columns in the documented order."""
+    """Tiles of 4x128 go down a column of tiles, then the next. In a tile the 128 columns have the documented order."""
     x = torch.randn(32 * 6, 32 * 9, generator=torch.Generator().manual_seed(0)).cumsum(0).cumsum(1)
     scales = columnwise(x).scales
     rows, columns = scales.shape
-    swizzled = swizzle_scales(scales.T).view(3, 2, 32, 4, 4)  # tiles of columns, of rows, k, stripe, row in the tile
+    swizzled = swizzle_scales(scales.T).view(3, 2, 32, 4, 4)  # [tiles of columns, of rows, k, stripe, row in the tile]
     for row, column in [(0, 0), (3, 1), (1, 32), (4, 127), (5, 128), (2, 287)]:
         place = (column // 128, row // 4, column % 32, column % 128 // 32, row % 4)
         assert swizzled[place] == scales[row, column]

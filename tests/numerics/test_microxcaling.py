@@ -1,4 +1,4 @@
-"""What the instability paper's public code makes of a cast: blocks filled with zeros, a bump of the wrong elements."""
+"""Casts reproduce the instability paper's public code: blocks filled with zeros, a bump of the wrong elements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def normals(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def bumped_row(row: list[float]) -> list[float]:
-    """One row in E4M3, element by element, as microxcaling with the code's bump: half away, saturated."""
+    """Cast one row to E4M3, element by element, as microxcaling with the code's bump: half away, saturated."""
     blocks = [row[start : start + 32] for start in range(0, len(row), 32)]
     raised = []
     for place in range(32):
@@ -56,7 +56,7 @@ def bf16(x: torch.Tensor) -> Array:
 
 @pytest.mark.parametrize("axis", [-1, -2])
 def test_a_bump_of_the_wrong_elements(axis: int) -> None:
-    """Bit by bit, over 40 powers of two, with a zero block and one whose scale is the smallest."""
+    """The bits agree over 40 powers of two, with a zero block and one whose scale is the smallest."""
     x = normals(96, 192) * 2.0 ** torch.linspace(-20, 20, 192).round()
     x[3, :32], x[:32, 7], x[5, 64:96] = 0.0, 0.0, 1.9 * 2.0**-120
     rows = bf16(x) if axis == -1 else bf16(x).T
@@ -67,7 +67,10 @@ def test_a_bump_of_the_wrong_elements(axis: int) -> None:
 
 
 def test_most_of_what_overflows_stays_clamped() -> None:
-    """Gaussian rows of 2048: 92.0 % of it (measured on that code), where rceil leaves 31 %, which do become 448."""
+    """In Gaussian rows of 2048, 92.0 % of what overflows stays clamped (measured on that code).
+
+    With rceil 31 % of it are still the largest number.
+    """
     x = normals(512, 2048)
     largest = block_cast(x, "E4M3", -1, CODE)
     clamped = overflows(largest, x) & is_max(largest)
@@ -133,7 +136,7 @@ def test_the_bump_of_a_part_of_a_block() -> None:
 
 
 def test_the_three_gemms_of_sizes_that_are_no_multiples() -> None:
-    """Each operand filled up along its own contraction axis, of 45 tokens, 70 inputs and 33 outputs."""
+    """Each operand of 45 tokens, 70 inputs and 33 outputs is filled up along its own contraction axis."""
     for row in ("mx_mix", "mxfp8_act_only"):
         assert_gemms(normals(45, 70), normals(33, 70, seed=1), normals(45, 33, seed=2), PRECISIONS[row], PADDED)
 

@@ -1,4 +1,4 @@
-"""The RMS and its estimate from block absmax: MXNorm paper, sections 3.3 to 3.6 and appendix F."""
+"""The RMS and its estimate from block absmax follow the MXNorm paper, sections 3.3 to 3.6 and appendix F."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_coefficient_by_another_integral(p: float, block_size: int) -> None:
 @every_block_size
 @every_p
 def test_coefficient_by_monte_carlo(p: float, block_size: int) -> None:
-    """coef^-p is the p-th moment of the absmax (Eq. 6); within four standard errors of its sample mean."""
+    """coef^-p is the p-th moment of the absmax (Eq. 6), within four standard errors of its sample mean."""
     draws = gaussian(2_000_000 // block_size, block_size, seed=1).abs().amax(-1).double() ** p
     standard_error = draws.std() / math.sqrt(len(draws))
     assert standard_error < 0.005 * draws.mean()
@@ -54,7 +54,7 @@ def test_coefficient_by_monte_carlo(p: float, block_size: int) -> None:
 
 @every_block_size
 def test_coefficient_falls_with_p_and_with_the_block(block_size: int) -> None:
-    """Power means grow with p, a maximum with the number of draws; the coefficient is their reciprocal."""
+    """Power means grow with p, and a maximum with the number of draws. The coefficient is their reciprocal."""
     values = [rms_coefficient(p, block_size) for p in POWERS]
     assert 0 < values[-1] < values[0] < 1
     assert values == sorted(values, reverse=True)
@@ -122,7 +122,7 @@ def test_no_p_over_or_underflows(p: float) -> None:
 
 
 def test_estimate_reads_only_block_absmax() -> None:
-    """Any other element, the order within a block and the order of blocks do not matter; the sign neither."""
+    """Other elements, the order within a block, the order of blocks, and signs do not matter."""
     x = gaussian(8, 4, 32)
     want = rms_estimate(x.reshape(8, 128), 2.0, 32, EPS)
     largest = x.abs() == x.abs().amax(-1, keepdim=True)
@@ -146,7 +146,10 @@ def test_a_non_finite_row_stays_non_finite_and_alone(bad: float) -> None:
 @every_p
 @every_block_size
 def test_estimate_converges_to_the_rms_of_a_gaussian(p: float, block_size: int) -> None:
-    """Theorem 1: one row of 2^20; the estimate's relative error is its p-mean's, within five standard errors."""
+    """In one row of 2^20, the estimate is within five standard errors of the RMS (Theorem 1).
+
+    Its relative error is that of its p-mean.
+    """
     x = gaussian(1, 2**20, seed=2) * 7.0
     maxima = torch.as_tensor(block_absmax(x.double().numpy(), block_size)) ** p
     relative = maxima.std() / maxima.mean() / math.sqrt(maxima.numel()) / p
@@ -159,14 +162,14 @@ def test_estimate_converges_to_the_rms_of_a_gaussian(p: float, block_size: int) 
 
 @pytest.mark.parametrize(("p", "bound"), [(1.0, 132.95), (2.0, 17.06)])
 def test_the_papers_two_bounds(p: float, bound: float) -> None:
-    """K = 64 blocks of 16, from the coefficients as printed, four digits."""
+    """The row has K = 64 blocks of 16, and the coefficients are as printed, with four digits."""
     assert round(64 ** (1 / p) / round(rms_coefficient(p, 16), 4), 2) == bound
 
 
 @every_p
 @every_block_size
 def test_bound_is_reached_by_a_lone_spike(p: float, block_size: int) -> None:
-    """Whatever the other elements are, x / rms stays below K^(1/p) / coef; with zeros it is there."""
+    """For any other elements x / rms stays below K^(1/p) / coef, and with zeros it is equal."""
     size = 1024
     bound = (size // block_size) ** (1 / p) / rms_coefficient(p, block_size)
     spike = torch.zeros(3, size)
@@ -186,7 +189,7 @@ def test_bound_is_reached_by_a_lone_spike(p: float, block_size: int) -> None:
 
 
 @each(("size", "at_least"), [(1024, 0.9975), (4096, 0.9985)])
-@each("std", [0.5, 1.0, 50.0])  # far below, RMSNorm's eps, which is added to the mean square, shows
+@each("std", [0.5, 1.0, 50.0])  # at a much smaller std RMSNorm's eps, which is added to the mean square, would show
 @each("dtype", [torch.float32, torch.bfloat16])
 def test_approximation_of_rmsnorm_and_cast(size: int, at_least: float, std: float, dtype: torch.dtype) -> None:
     """r^2 = 1 - SSE / SST of the decoded tensors, on Gaussian rows (section 3.6)."""
@@ -200,7 +203,7 @@ def test_approximation_of_rmsnorm_and_cast(size: int, at_least: float, std: floa
 @every_p
 @every_block_size
 def test_scales_follow_from_the_maxima_alone(p: float, block_size: int) -> None:
-    """S = scale(m / rms), V = cast((x / rms) / S): the maxima that gave the estimate give S (Eq. 9, 10)."""
+    """S = scale(m / rms) and V = cast((x / rms) / S), so the maxima that gave the estimate also give S (Eq. 9, 10)."""
     x = gaussian(32, 256) * 3
     rms = rms_estimate(x, p, block_size, EPS)
     got = quantize(x / rms, "E4M3", block_size)

@@ -1,4 +1,4 @@
-"""A norm, its gain and the linear behind it: values and gradients against appendix E of the MXNorm paper in float64."""
+"""A norm, its gain and the linear behind it have the values and gradients of the MXNorm paper's appendix E."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVFP4: E2M1 elements in blocks of 16 under E4M3 scales and a float32 scale of the tensor, or one of each row."""
+"""NVFP4 has E2M1 elements in blocks of 16, E4M3 scales, and a float32 scale for the tensor or for each row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ Scales = float | np.ndarray | None
 def assert_nvfp4(
     x: np.ndarray | torch.Tensor, tensor_scale: Scales = None, axis: int = -1, rounding: str = "even"
 ) -> Quantized:
-    """Values, scales, tensor scale, codes and decoding, to x's dtype too, are the reference's."""
+    """Check values, scales, tensor scale, codes and decoding, also to x's dtype, against the reference.
+
+    Return the quantised x.
+    """
     x = torch.as_tensor(x)
     given = None if tensor_scale is None else torch.as_tensor(tensor_scale, dtype=torch.float32)
     values, scales, scale = nvfp4_array(x.float().numpy(), tensor_scale, axis, rounding)
@@ -88,7 +91,10 @@ def test_axes(shape: tuple[int, ...], axis: int) -> None:
 @pytest.mark.slow
 @every_rounding
 def test_every_pair_of_bf16_mantissas(rounding: str) -> None:
-    """128 of a block's maximum x 128 of its values; blocks 0, 8 and 20 binades below one of 32 tensor maxima."""
+    """128 mantissas of a block's maximum meet 128 of its values.
+
+    Blocks lie 0, 8 and 20 binades below one of 32 tensor maxima.
+    """
     mantissas = 1 + np.arange(128) / 128
     gaps = 2.0 ** -(np.arange(15) % 7) * (-1.0) ** np.arange(15)
     blocks = np.empty((128, 128, 16), np.float32)
@@ -102,7 +108,7 @@ def test_every_pair_of_bf16_mantissas(rounding: str) -> None:
 
 
 def test_every_scale_is_reached() -> None:
-    """Each E4M3 number from 2^-6 up is some block's scale, each midpoint goes to the even one."""
+    """Each E4M3 number from 2^-6 up is some block's scale, and each midpoint goes to the even one."""
     top = 6.0 * 448
     grid = np.array([2.0**e * (1 + m / 8) for e in range(-6, 9) for m in range(8)])[:-1]
     points = from_bits(
@@ -122,7 +128,7 @@ def test_every_scale_is_reached() -> None:
 
 @every_kind
 def test_bounds(kind: str) -> None:
-    """Block scales are 2^-6 to 448, which the largest block has unless the tensor's scale is its least."""
+    """Block scales are 2^-6 to 448. The largest block has 448, unless the tensor's scale is its least."""
     x = torch.tensor(draw(kind))
     got = quantize(x, "NVFP4")
     scales = got.scales.float()
@@ -136,7 +142,10 @@ def test_bounds(kind: str) -> None:
 
 
 def test_the_error_is_half_a_step() -> None:
-    """An element's step is 1/2, 1 or 2 block scales; of those clamped to 6 the scale is up to 1/16 too small."""
+    """An element's step is 1/2, 1 or 2 block scales.
+
+    The scale of elements that are clamped to 6 is up to 1/16 too small.
+    """
     x = torch.randn(512, 64, generator=torch.Generator().manual_seed(42))
     got = quantize(x, "NVFP4")
     scale = got.scale_values.repeat_interleave(16, -1)
@@ -155,7 +164,7 @@ def test_the_error_is_half_a_step() -> None:
 @every_kind
 @every_rounding
 def test_a_given_tensor_scale(kind: str, rounding: str) -> None:
-    """One too large wastes scales, one too small saturates them."""
+    """A given scale that is too large wastes block scales, and one that is too small saturates them."""
     x = draw(kind)
     fitting = float(np.abs(x).max()) / 2688
     for factor in (0.37, 1.0, 21.0):
@@ -167,7 +176,7 @@ def test_a_given_tensor_scale(kind: str, rounding: str) -> None:
 @every_kind
 @every_rounding
 def test_a_tensor_scale_a_row(kind: str, rounding: str) -> None:
-    """Each row is then cast as if it were alone."""
+    """Each row is cast as if it were alone."""
     x = draw(kind)
     rows = np.maximum(np.abs(x).max(1, keepdims=True) / np.float32(2688), np.float32(2.0**-120))
     together = assert_nvfp4(x, rows, 1, rounding)
@@ -231,7 +240,7 @@ def test_zeros(shape: tuple[int, ...]) -> None:
 
 
 def test_zero_blocks_beside_tiny_ones() -> None:
-    """One over both scales would overflow below a tensor scale of 2^-121, and zero times infinity is NaN."""
+    """Below a tensor scale of 2^-121 one over both scales would overflow, and zero times infinity is NaN."""
     for binade in range(-149, -90):
         x = torch.zeros(2, 32)
         x[0, :16] = torch.linspace(-1, 1, 16) * 2.0**binade
@@ -242,7 +251,7 @@ def test_zero_blocks_beside_tiny_ones() -> None:
 
 @each("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite(bad: float) -> None:
-    """It is in the tensor's scale, so in every block; under a given scale it keeps to its own."""
+    """What is not finite is in the tensor's scale, so in every block. Under a given scale it stays in its own."""
     x = torch.tensor(draw("gaussian"))
     x[3, 20] = bad
     with np.errstate(invalid="ignore"):

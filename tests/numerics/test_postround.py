@@ -1,4 +1,4 @@
-"""The RMS from rounded scales (MXNorm paper, appendix K): the mean of the scales, its inverse, the estimate."""
+"""The RMS from rounded scales follows the MXNorm paper's appendix K: mean of the scales, its inverse, estimate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mxstudy.numerics.postround import cutoff, interpolate, inverse_table, mean_
 from mxstudy.reader import ConfigError
 
 CPU = torch.device("cpu")
-CUTOFFS = {"floor": 1.0, "ceil": 0.5, "rceil": 0.875, "even": 0.96875}  # of E4M3
+CUTOFFS = {"floor": 1.0, "ceil": 0.5, "rceil": 0.875, "even": 0.96875}  # E4M3's cutoffs
 every_rule = each("rule", SCALE_RULES)
 every_format = each("fmt", ELEMENTS)
 every_block_size = each("block_size", [16, 32, 64])
@@ -27,7 +27,7 @@ def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def rounded(absmax: np.ndarray, fmt: str, rule: str) -> np.ndarray:
-    """r(m): the scale that the reference gives a block of this absmax, times 2^emax."""
+    """Return r(m), the scale that the reference gives a block of this absmax, times 2^emax."""
     return np.ldexp(1.0, scale_exponents(absmax, ELEMENTS[fmt], rule) + ELEMENTS[fmt].emax)
 
 
@@ -66,7 +66,7 @@ def test_mean_by_monte_carlo(rule: str, block_size: int) -> None:
 @every_rule
 @every_block_size
 def test_mean_by_quadrature(rule: str, block_size: int) -> None:
-    """r(t) against the density B F^(B-1) f of the absmax of a block, on a fine grid."""
+    """The mean integrates r(t) with the density B F^(B-1) f of a block's absmax, on a fine grid."""
     t = (np.arange(400_000) + 0.5) * 2e-5
     cdf = torch.erf(torch.from_numpy(t / math.sqrt(2))).numpy()
     density = block_size * cdf ** (block_size - 1) * math.sqrt(2 / math.pi) * np.exp(-(t**2) / 2)
@@ -76,7 +76,7 @@ def test_mean_by_quadrature(rule: str, block_size: int) -> None:
 
 
 def test_two_printed_values() -> None:
-    """As the authors' code has them, blocks of 32."""
+    """The authors' code prints them, for blocks of 32."""
     for limit, value in ((1.0, 1.7787), (0.875, 1.9605)):
         assert round(mean_rounded_absmax(torch.tensor(1.0), 32, limit).item(), 4) == value
 
@@ -88,7 +88,7 @@ def test_two_printed_values() -> None:
 @every_rule
 @every_block_size
 def test_the_table_inverts_the_mean(rule: str, block_size: int) -> None:
-    """To 3e-5, what linear interpolation between 257 entries leaves in blocks of 64, where the curve bends most."""
+    """Interpolation between 257 entries errs by at most 3e-5, in blocks of 64, where the curve bends most."""
     limit = cutoff(FORMATS["E4M3"], rule)
     means = torch.linspace(1, 2, 3001)[:-1]
     stds = interpolate(means, inverse_table(block_size, limit, CPU))

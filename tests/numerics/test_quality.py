@@ -1,4 +1,4 @@
-"""Measures of a cast against numpy in float64, and against what was measured elsewhere on Gaussian tensors."""
+"""Measures of a cast agree with numpy in float64, and with what was measured elsewhere on Gaussian tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.fixture(params=DTYPES, ids=str)
 def pair(request: pytest.FixtureRequest) -> Pair:
-    """A tensor with an offset, and another that resembles it."""
+    """Return a tensor with an offset, and another that resembles it."""
     x = gaussian(3, 5, 64) + 0.5
     return (1.1 * x + 0.3 * gaussian(3, 5, 64, seed=1)).to(request.param), x.to(request.param)
 
@@ -95,7 +95,7 @@ def test_sqnr_is_that_of_numpy(pair: Pair) -> None:
 
 
 def spread(seed: int = 0) -> torch.Tensor:
-    """Rows of all magnitudes, with zeros in between."""
+    """Return rows of all magnitudes, with zeros in between."""
     x = gaussian(64, 128, seed=seed) * 2.0 ** gaussian(64, 128, seed=seed + 1).mul(6)
     return torch.where(gaussian(64, 128, seed=seed + 2) > 1, 0.0, x)
 
@@ -119,7 +119,7 @@ def test_both_ends_by_counting(fmt: str, rule: str, axis: int) -> None:
     assert [m.item() for m in measured] == pytest.approx(counted, rel=1e-12)
     assert (counted[0] > 0) == (rule != "rceil")
     assert counted[1] > 0
-    assert counted[2] > 0 or fmt == "E5M2"  # of 32 binades
+    assert counted[2] > 0 or fmt == "E5M2"  # E5M2 alone spans 32 binades
 
 
 def test_an_overflow_is_above_the_largest_number_and_not_at_it() -> None:
@@ -133,7 +133,7 @@ def test_an_overflow_is_above_the_largest_number_and_not_at_it() -> None:
 
 def test_underflow_counts_what_was_not_zero() -> None:
     x = torch.zeros(1, 32)
-    x[0, :4] = torch.tensor([448.0, 2.0**-11, -(2.0**-10), 2.0**-9])  # of scale 1 the smallest is 2^-9; ties go to zero
+    x[0, :4] = torch.tensor([448.0, 2.0**-11, -(2.0**-10), 2.0**-9])  # the smallest at scale 1 is 2^-9; ties go to zero
     assert underflow_fraction(quantize(x, "E4M3"), x).item() == 2 / 32
 
 
@@ -201,7 +201,10 @@ GAUSSIAN_GAINS = [
 @pytest.mark.integration
 @each(("fmt", "rule", "rounding", "gain"), GAUSSIAN_GAINS)
 def test_the_gain_of_a_gaussian(fmt: str, rule: str, rounding: str, gain: float) -> None:
-    """The roundings differ by 0.3 %, six times what two draws differ by: ties of bf16 numbers all go away from zero."""
+    """The roundings differ by 0.3 %, because ties of bf16 numbers all go away from zero in one of them.
+
+    That is six times the difference of two draws.
+    """
     x = gaussian(1024, 1024, seed=5)
     got = block_cast(x, fmt, -1, BlockCast(32, rule, rounding, operand_pre_round=True)).dequantize()
     assert quantisation_gain(got, x).item() == pytest.approx(gain, abs=3e-4)

@@ -1,4 +1,4 @@
-"""Philox, what operands draw with it, and rounding by it: unbiased where nothing saturates."""
+"""Philox gives operands their random bits, and rounding by them is unbiased where nothing saturates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mxstudy.numerics.random_bits import (
     uniform,
 )
 
-KNOWN = {  # counter and key -> words: philox4x32 10 in Random123's tests/kat_vectors, release 1.14.0
+KNOWN = {  # {counter and key: words}, philox4x32 10 in Random123's tests/kat_vectors, release 1.14.0
     "00000000 00000000 00000000 00000000 00000000 00000000": "6627e8d5 e169c58d bc57ac4c 9b00dbd8",
     "ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff": "408f276d 41c83b0e a20bc7c6 6d5451fd",
     "243f6a88 85a308d3 13198a2e 03707344 a4093822 299f31d0": "d16cfe09 94fdcceb 5001e420 24126ea1",
@@ -38,7 +38,7 @@ def draws(name="a", step=0, first_row=0, seed=0):
 
 
 def philox_of_integers(counter, key):
-    """Random123's round in Python's integers."""
+    """Compute Random123's round in Python's integers."""
     (c0, c1, c2, c3), (k0, k1) = counter, key
     for _ in range(10):
         p0, p2 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
@@ -105,7 +105,10 @@ def test_a_replica_draws_as_it_does_alone():
 
 
 def test_words_are_spread_and_streams_uncorrelated():
-    """Over 2^16 words each bit is set half of the time, and streams, steps, rows and places differ as chance has it."""
+    """Over 2^16 words each bit is set half of the time.
+
+    Streams, steps, rows and places differ as chance has it.
+    """
     words = random_words(draws(), 256, 256)
     for bit in range(32):
         assert abs((words >> bit & 1).double().mean() - 0.5) < 5 * 0.5 / 256
@@ -132,7 +135,7 @@ def test_compiled_as_eager():
 
 
 def stochastically(steps, words, bits):
-    """Steps rounded by the upper bits of the words, as a cast rounds them."""
+    """Round steps by the upper bits of the words, as a cast does."""
     u = (words >> (32 - bits)).float() * 2.0**-bits
     return ROUNDINGS["stochastic"].apply(steps, u)
 
@@ -158,7 +161,7 @@ def test_up_where_u_is_less_than_the_fraction(bits):
 @every_bits
 @every_format
 def test_the_mean_is_the_number_itself(fmt, bits):
-    """4096 draws of each fraction. Eight bits take up with the fraction rounded up to 1/256."""
+    """The test makes 4096 draws of each fraction. Eight bits round up with the fraction rounded up to 1/256."""
     fractions = torch.arange(1, 200) / 200
     steps = (FORMATS[fmt].emax + fractions) * torch.tensor([1.0, -1.0]).repeat(100)[:199]
     rounded = stochastically(steps.expand(4096, 199), random_words(draws(), 4096, 199), bits)

@@ -1,4 +1,4 @@
-"""Recipes of every ingredient have the same bits eager and compiled: forward, dX and dW of a linear."""
+"""Recipes with every ingredient have the same bits eager and compiled: forward, dX and dW of a linear."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ RECIPES = {
 
 
 def test_the_recipes_have_every_field() -> None:
-    """Each field of a cast stands at a value that is not its default somewhere."""
+    """Each field of a cast has some value that is not its default."""
     casts = [cast for gemms in RECIPES.values() for _, cast in gemms.casts()]
     for field in fields(Cast):
         assert any(getattr(cast, field.name) != field.default for cast in casts), field.name

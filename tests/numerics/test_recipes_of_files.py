@@ -1,4 +1,4 @@
-"""The three GEMMs of every recipe of conf/precision, against reference_recipes.py."""
+"""The three GEMMs of every recipe of conf/precision agree with reference_recipes.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from test_every_recipe import linear_of, references, results
 
 
 def rows_of_all_sizes(rows: int, columns: int, seed: int) -> torch.Tensor:
-    """Normals times 2^-8 to 2^4, by row and by 16 columns: bf16 numbers, as a training has them."""
+    """Return bf16 normals times 2^-8 to 2^4, by row and by 16 columns, as in training."""
     generator = torch.Generator().manual_seed(seed)
     down, across = (torch.randint(-4, 3, shape, generator=generator) for shape in ((rows, 1), (1, columns // 16)))
     sizes = down + across.repeat_interleave(16, 1)

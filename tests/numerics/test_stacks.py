@@ -1,4 +1,4 @@
-"""Stacks: S layers side by side give the bits of S layers alone, whatever their neighbours hold."""
+"""S layers of a stack give the bits of S layers alone, whatever their neighbours hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mxstudy.reader import ConfigError
 
 REPLICAS = 5
 SPOILED = 3  # the replica that has a NaN
-SCALES = 2.0 ** torch.tensor([0, -40, 30, 5, 12])  # of replicas beside each other
+SCALES = 2.0 ** torch.tensor([0, -40, 30, 5, 12])  # one scale per replica
 every_row = each("row", PRECISIONS)
 every_dtype = each("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
@@ -34,7 +34,10 @@ def linear_of(row: str) -> Linear:
 
 
 def stacked(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """Each as a stack: its rows turned, so that no two replicas are equal, scaled, one of them with a NaN."""
+    """Return each tensor as a stack, with one NaN.
+
+    Rows are shifted and scaled, so that no two replicas are equal.
+    """
     stacks = []
     for tensor in tensors:
         matrix = tensor if tensor.ndim == 2 else tensor[None]
@@ -45,7 +48,7 @@ def stacked(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
 
 
 def run(layer: Layer, leaves: list[torch.Tensor], dh: torch.Tensor) -> list[torch.Tensor]:
-    """What the layer gives, and the gradients of what it takes."""
+    """Return the layer's output, and the gradients of its inputs."""
     leaves = [leaf.clone().requires_grad_() for leaf in leaves]
     h = layer(*leaves)
     h.backward(dh)
@@ -53,7 +56,10 @@ def run(layer: Layer, leaves: list[torch.Tensor], dh: torch.Tensor) -> list[torc
 
 
 def assert_alone_or_together(layer: Layer, leaves: list[torch.Tensor], dh: torch.Tensor) -> None:
-    """Bit by bit, replica by replica; a parameter of one row is one of a single axis where it is alone."""
+    """Check every bit, replica by replica.
+
+    A parameter of one row has a single axis where it is alone.
+    """
     together = run(layer, leaves, dh)
     for r in range(REPLICAS):
         alone = run(layer, [leaf[r, 0] if leaf.shape[1] == 1 else leaf[r] for leaf in leaves], dh[r])
@@ -69,7 +75,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def mild(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Exponents cut to a third: times the replicas' scales no product leaves FP32."""
+    """Return the tensors with a third of their exponents, so that no product with the replicas' scales leaves FP32."""
     return tuple((torch.sign(t) * t.abs().float() ** (1 / 3)).to(t.dtype) for t in tensors)
 
 
@@ -135,7 +141,7 @@ def test_leading_axes_of_a_replica_are_its_tokens(row: str) -> None:
 
 @each("row", ["bf16", "mxfp8", "fp8_tensor", "nvfp4_forward_only"])
 def test_results_are_rounded_to_another_dtype_than_that_of_the_operands(row: str) -> None:
-    """FP32 x and W: every GEMM's result has bf16 values, and the gradients the dtype of what they are of."""
+    """x and W are FP32. Every GEMM's result has bf16 values, and gradients have the dtype of their tensor."""
     x, weight, dh = operands(torch.float32)
     h, dx, dweight = run(
         lambda x, weight: mx_linear(x, weight, linear_of(row), torch.bfloat16),

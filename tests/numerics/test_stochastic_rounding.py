@@ -1,4 +1,4 @@
-"""Stochastic rounding in operands: unbiased where nothing saturates, and independent from copy to copy."""
+"""Stochastic rounding in operands is unbiased where nothing saturates, and independent from copy to copy."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ UNBIASED = {
     "squares": replace(NVFP4_FITS, two_dimensional=True),
     "E4M3": replace(MX, format="E4M3", scale_rule="rceil"),
 }
-BIASED = {  # by how much: at least, at most
+BIASED = {  # {name: (cast, least bias, largest bias)}
     "floor": (MX, -0.02, -0.01),  # 2.5 % of numbers saturate
-    "NVFP4": (NVFP4, -0.0045, -0.0025),  # blocks whose scale is rounded down do
+    "NVFP4": (NVFP4, -0.0045, -0.0025),  # blocks whose scale is rounded down saturate
     "NVFP4, 16/17, 8 bits": (replace(NVFP4_FITS, random_bits=8), 0.0004, 0.0008),  # up with the fraction's next 1/256
 }
 TOKENS, IN, OUT = 64, 128, 256
@@ -45,7 +45,7 @@ def gaussian(*shape: int, seed: int = 0) -> Tensor:
 
 
 def mean_of_draws(x: Tensor, cast: Cast, draws: int, at_once: int = 32) -> Tensor:
-    """Of so many casts, at one step after another, float64."""
+    """Return the mean of so many casts, at one step after another, float64."""
     key, total = torch.tensor(stream_key(0, "mean")).expand(at_once, 2), torch.zeros(x.shape, dtype=torch.float64)
     for first in range(0, draws, at_once):
         places = torch.stack([torch.arange(first, first + at_once), torch.zeros(at_once, dtype=torch.int64)], 1)
@@ -61,12 +61,12 @@ def mean_of_draws(x: Tensor, cast: Cast, draws: int, at_once: int = 32) -> Tenso
 
 
 def slope(mean: Tensor, x: Tensor) -> float:
-    """Of the regression of the mean on x, through the origin."""
+    """Return the slope of the regression of the mean on x, through the origin."""
     return float((mean * x.double()).sum() / x.double().square().sum())
 
 
 def below_and_above(x: Tensor, cast: Cast) -> tuple[Tensor, Tensor]:
-    """The magnitude at or below each x that decodes from E2M1, and how far the next one is: float64."""
+    """Return the magnitude at or below each x that decodes from E2M1, and the distance to the next one, float64."""
     even = quantize_as(x, replace(cast, rounding="even", random_bits=24), -1)
     scale = even.scale_values.repeat_interleave(even.block_size, -1)
     if cast.two_dimensional:
@@ -80,7 +80,7 @@ def below_and_above(x: Tensor, cast: Cast) -> tuple[Tensor, Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UNBIASED)
 def test_the_mean_is_the_number_where_nothing_saturates(name: str) -> None:
-    """4096 draws of 9216 numbers: the slope is known to 3e-5, each mean to its own standard error."""
+    """With 4096 draws of 9216 numbers the slope is known to 3e-5, and each mean to its own standard error."""
     x, cast = gaussian(96, 96), UNBIASED[name]
     mean = mean_of_draws(x, cast, 4096)
     assert abs(slope(mean, x) - 1) < 1e-4
@@ -98,7 +98,7 @@ def test_the_mean_is_the_number_where_nothing_saturates(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BIASED)
 def test_and_is_not_where_something_does(name: str) -> None:
-    """The same test fails: rule floor, published NVFP4, and eight random bits."""
+    """The test above fails for rule floor, published NVFP4, and eight random bits."""
     x, (cast, least, most) = gaussian(96, 96), BIASED[name]
     assert least < slope(mean_of_draws(x, cast, 4096), x) - 1 < most
 
@@ -117,7 +117,7 @@ def test_also_in_blocks_whose_scale_was_rounded_down() -> None:
 
 @pytest.mark.parametrize("name", ["floor, 3/4", "NVFP4, 16/17"])
 def test_a_few_draws_show_a_large_bias(name: str) -> None:
-    """Of 128 casts the slope is known to 1.5e-4: five of that, and the floor rule is far outside."""
+    """128 casts give the slope to 1.5e-4. The limit is five times that, and the floor rule is far outside."""
     x = gaussian(96, 96)
     assert abs(slope(mean_of_draws(x, UNBIASED[name], 128), x) - 1) < 8e-4
     assert abs(slope(mean_of_draws(x, MX, 128), x) - 1) > 8e-4
@@ -147,7 +147,7 @@ def linear_of(gemms: Gemms = GEMMS, name: str = "up", seeds: tuple[int, ...] = (
 
 
 def errors(linear: MXLinear, operand: str, x: Tensor, axis: int = -1) -> Tensor:
-    """Of x as that operand, a number an element."""
+    """Return the errors of x as that operand, one number per element."""
     read = linear.arithmetic.operand(x, operand, axis, torch.float32).values
     return (read - linear.arithmetic.rotated(x, operand.partition("_")[0], axis)).flatten().double()
 
@@ -189,7 +189,7 @@ def test_replicas_of_a_stack_draw_apart() -> None:
 
 
 def test_recomputation_repeats_its_draws() -> None:
-    """A forward that is run again for the backward, between others, gives the gradients of one that is not."""
+    """A forward that runs again for the backward, between others, gives the same gradients as one that does not."""
     first, second = linear_of(), linear_of(name="second")
     second.weight = torch.nn.Parameter(gaussian(IN, OUT, seed=2) / OUT**0.5)
     x = gaussian(TOKENS, IN)
@@ -208,7 +208,7 @@ def test_recomputation_repeats_its_draws() -> None:
 
 @each("operand", ["forward_x", "dgrad_dh", "wgrad_dh", "wgrad_x"])
 def test_two_micro_batches_draw_what_one_does(operand: str) -> None:
-    """The rows of the second are offset by its place; blocks along the tokens end with a micro-batch."""
+    """The rows of the second are offset by its place, and blocks along the tokens end with a micro-batch."""
     axis = -2 if operand.startswith("wgrad") else -1
     x = gaussian(TOKENS, OUT)
     linear = linear_of(replace(GEMMS, wgrad_transform=Hadamard(size=32, signs="step")))
@@ -224,12 +224,12 @@ def test_two_micro_batches_draw_what_one_does(operand: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("transform", [None, Hadamard(size=32, signs="call")])
 def test_the_mean_of_dw_is_dw(transform: Hadamard | None) -> None:
-    """Of 128 steps, within the standard error of each element; with rule floor it is not."""
+    """The mean over 128 steps is within each element's standard error. With rule floor it is not."""
     x, dh, steps = gaussian(TOKENS, IN).bfloat16().float(), gaussian(TOKENS, OUT, seed=3).bfloat16().float(), 128
     exact = dh.double().T @ x.double()
 
     def scores(cast: Cast) -> Tensor:
-        """How many standard errors each element's mean is off."""
+        """Return how many standard errors each element's mean is off."""
         linear = linear_of(Gemms(wgrad_dh=cast, wgrad_x=replace(cast), wgrad_transform=transform))
         found = []
         for step in range(steps):
@@ -239,7 +239,7 @@ def test_the_mean_of_dw_is_dw(transform: Hadamard | None) -> None:
         return (all_of_them.mean(0) - exact) / (all_of_them.std(0) / steps**0.5)
 
     unbiased = scores(replace(SR, headroom=0.75, scale_rule="floor"))
-    assert unbiased.abs().max() < 7  # of 32768, with 128 steps' standard errors
+    assert unbiased.abs().max() < 7  # the largest of 32768 elements, with the standard errors of 128 steps
     assert unbiased.square().mean() == pytest.approx(1, abs=0.05)
     if transform is None:
         shrunk = (scores(replace(SR, scale_rule="floor")) * exact.sign()).mean()

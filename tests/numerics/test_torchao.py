@@ -1,6 +1,6 @@
-"""The casts against torchao's `to_mx` and `nvfp4_quantize`: codes and scales bit-equal where both mean the same.
+"""Codes and scales have the bits of torchao's `to_mx` and `nvfp4_quantize`, where both mean the same.
 
-Left out, because torchao (0.17, 0.18) departs there from the OCP MX specification and from this project:
+These are left out, because torchao (0.17, 0.18) departs there from the OCP MX specification and from this project:
 - Inf in a block: torchao gives a finite scale code (RCEIL 254, the others 255 - emax); here it is NaN's, 0xFF.
 - NaN in a block: the scale codes are equal, the element codes mean nothing and are not compared.
 - The elements under scale code 0: torchao divides by 2^-126 (FLOOR, CEIL, EVEN) or by 1 (RCEIL) instead of 2^-127,
@@ -29,7 +29,7 @@ from mxstudy.numerics import FORMATS, quantize
 
 every_dtype = each("dtype", [torch.float32, torch.bfloat16])
 
-every_format = each("fmt", [name for name in ELEMENTS if name != "E1M2"])  # torchao has none of steps alike
+every_format = each("fmt", [name for name in ELEMENTS if name != "E1M2"])  # torchao has no format with equal steps
 
 
 def torchao(module: str) -> ModuleType:
@@ -37,20 +37,20 @@ def torchao(module: str) -> ModuleType:
 
 
 def element(fmt: str) -> torch.dtype | str:
-    """torchao's name of an element format."""
+    """Return torchao's name of an element format."""
     float8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2, "E2M1": torch.float4_e2m1fn_x2}
     return float8.get(fmt) or getattr(torchao("constants"), f"DTYPE_FP6_{fmt}")
 
 
 def to_mx(x: torch.Tensor, fmt: str, block_size: int, rule: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Element codes, E2M1's two a byte, and scale codes, uint8."""
+    """Return element codes, E2M1's two per byte, and scale codes, uint8."""
     mode = getattr(torchao("config").ScaleCalculationMode, rule.upper())
     scales, codes = torchao("mx_tensor").to_mx(x, element(fmt), block_size, mode)
     return codes.view(torch.uint8), scales.view(torch.uint8)
 
 
 def comparable(x: torch.Tensor, fmt: str, rule: str) -> torch.Tensor:
-    """Blocks whose scales both define alike, by the module's docstring."""
+    """Return the blocks whose scales both define alike, by the module's docstring."""
     absmax = x.float().abs().amax(-1)
     kept = ~absmax.isinf()
     if rule == "rceil":
@@ -113,7 +113,7 @@ def test_decoding(fmt: str, rule: str) -> None:
 
 
 def test_rceil_is_exact_one_unit_above_the_threshold() -> None:
-    """448 * 2^k fits, the next float32 does not."""
+    """448 * 2^k fits, and the next float32 does not."""
     top = torch.tensor(448.0) * 2.0 ** torch.arange(-100, 110)
     above = torch.nextafter(top, torch.tensor(torch.inf))
     for absmax, k in ((top, torch.arange(-100, 110)), (above, torch.arange(-99, 111))):
@@ -125,7 +125,7 @@ def test_rceil_is_exact_one_unit_above_the_threshold() -> None:
 
 @every_format
 def test_scale_code_0_divides_by_2_to_the_minus_127(fmt: str) -> None:
-    """So the largest block under it has an element of emax; torchao's is one binade lower, or nothing."""
+    """So the largest block under it has an element of emax. torchao's is one binade lower, or nothing."""
     x = torch.zeros(1, 32)
     x[0, 0] = 2.0 ** (FORMATS[fmt].emax - 127)
     for rule in ("floor", "rceil"):
@@ -140,7 +140,7 @@ def test_scale_code_0_divides_by_2_to_the_minus_127(fmt: str) -> None:
 
 
 def tiny(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Tensor scales of 2^-119, close to the least, and most block scales below E4M3's."""
+    """Return tensors with scales of 2^-119, close to the least, whose block scales are mostly below E4M3's range."""
     return (rng.uniform(-1, 1, shape) * 2.0 ** rng.uniform(-130, -108, (shape[0], 1))).astype(np.float32)
 
 
@@ -158,10 +158,10 @@ nvfp4_inputs = each(
 @nvfp4_inputs
 @every_dtype
 def test_nvfp4(make: object, dtype: torch.dtype) -> None:
-    """Under a scale of the tensor, its own or another's; decoded by torchao from our codes."""
+    """The scale of the tensor is its own or another's, and torchao decodes from our codes."""
     ao = torchao("nvfp4_tensor")
     x = torch.tensor(make(np.random.default_rng(23), (512, 64))).to(dtype)
-    x = torch.where(x.isfinite(), x, 0)  # the largest of huge, in bf16
+    x = torch.where(x.isfinite(), x, 0)  # the largest numbers of huge, in bf16
     own = ao.per_tensor_amax_to_scale(x.abs().amax())
     assert own > 2.0**-120
     for tensor_scale in (own, own * 0.3, own * 5):
@@ -177,7 +177,7 @@ def test_nvfp4(make: object, dtype: torch.dtype) -> None:
 
 @nvfp4_inputs
 def test_nvfp4_with_a_scale_a_row(make: object) -> None:
-    """torchao's scale of each expert, [experts, 1, 1], where an expert is one row."""
+    """torchao's scale of each expert, [experts, 1, 1], becomes one per row if an expert is one row."""
     pytest.importorskip("torchao", minversion="0.18")
     ao = torchao("nvfp4_tensor")
     x = torch.tensor(make(np.random.default_rng(24), (256, 64)))

@@ -1,4 +1,4 @@
-"""The recipes nvfp4 and four over six against the quantiser that Transformer Engine publishes as its reference.
+"""The recipes nvfp4 and four over six agree with the quantiser that Transformer Engine publishes as its reference.
 
 Its wheel of Python files is enough, without the libraries for GPUs; without it the tests are skipped:
 
@@ -34,7 +34,7 @@ TOKENS, IN, OUT = 64, 128, 96
 
 
 class Quantizer:
-    """Stand in for the base class, with the parts that the reference needs."""
+    """Replaces the base class, with the parts that the reference needs."""
 
     def __init__(self, rowwise: bool, columnwise: bool) -> None:
         self.rowwise_usage, self.columnwise_usage = rowwise, columnwise
@@ -42,7 +42,7 @@ class Quantizer:
 
 @pytest.fixture(scope="module")
 def published() -> Iterator[ModuleType]:
-    """The module of the reference alone: the package itself loads libraries."""
+    """Load the module of the reference alone, because the package itself loads libraries."""
     found = importlib.util.find_spec("transformer_engine")
     if found is None or not found.submodule_search_locations:
         pytest.skip("transformer_engine is not installed")
@@ -64,7 +64,7 @@ def published() -> Iterator[ModuleType]:
 
 
 def integers(rows: int, columns: int, seed: int) -> Tensor:
-    """bf16: integers of up to 6 bits times 2^-12 to 2^4 by blocks of 16, so that sums of 16 of them are exact."""
+    """Return bf16 integers of up to 6 bits times 2^-12 to 2^4 by blocks of 16, so that sums of 16 of them are exact."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(-12, 5, (rows // 16, columns // 16), generator=generator)
     whole = torch.randint(-63, 64, (rows, columns), generator=generator).float()
@@ -76,12 +76,12 @@ def gaussians(rows: int, columns: int, seed: int, more: int = 0) -> Tensor:
 
 
 def to_nearest(gemms: Gemms) -> Gemms:
-    """Numbers are drawn otherwise there."""
+    """Round to nearest, because the reference draws other numbers."""
     return replace(gemms, **{name: replace(cast, rounding="even") for name, cast in gemms.casts()})
 
 
 def operands(name: str, make: Any) -> dict[str, tuple[Quantized, Tensor]]:
-    """Each operand of that file's recipe as cast here, and what it is made of."""
+    """Return each operand of that file's recipe as cast here, and the tensor that it is made from."""
     precision = of_file(name)
     linear = MXLinear(IN, OUT, 1.0)
     linear.gemms = to_nearest(precision.recipe(name).filled(precision.settings))
@@ -95,7 +95,10 @@ def operands(name: str, make: Any) -> dict[str, tuple[Quantized, Tensor]]:
 
 
 def theirs(published: ModuleType, x: Tensor, operand: str, **settings: Any) -> tuple[Tensor, Tensor]:
-    """Elements, and block scales, one a row and 16 of its columns; of dgrad's W and wgrad, one a column and 16 rows."""
+    """Return elements, and block scales: one per row and 16 of its columns.
+
+    Those of dgrad's W and of wgrad have one per column and 16 rows.
+    """
     quantizer = published.NVFP4QuantizerRef(
         published.reference_utils.Fp4Formats.E2M1,
         quant_tile_shape=(16, 16) if operand.endswith("_w") else (1, 16),
@@ -109,7 +112,7 @@ def theirs(published: ModuleType, x: Tensor, operand: str, **settings: Any) -> t
 
 
 def scales_of(quantized: Quantized, shape: torch.Size) -> Tensor:
-    """As there: also where a block has 16 rows, one for each of them."""
+    """Return the scales as the reference has them: a block of 16 rows repeats its scale for each row."""
     scales = quantized.scales.float()
     for axis in {0, 1} - {quantized.axis % 2}:
         scales = scales.repeat_interleave(shape[axis] // scales.shape[axis], axis)
@@ -118,7 +121,7 @@ def scales_of(quantized: Quantized, shape: torch.Size) -> Tensor:
 
 @each("make", [integers, gaussians])
 def test_every_operand_of_nvfp4_is_theirs(published: ModuleType, make: Any) -> None:
-    """Squares of W, the transform of wgrad with its signs, and subnormal scales among them."""
+    """The recipe has squares of W, and wgrad's transform with its signs, and the test has subnormal scales."""
     found = operands("nvfp4", make)
     assert [*found] == [*OPERANDS]
     for operand, (quantized, x) in found.items():
@@ -130,7 +133,7 @@ def test_every_operand_of_nvfp4_is_theirs(published: ModuleType, make: Any) -> N
 
 @pytest.mark.slow
 def test_four_over_six_is_theirs_but_for_few_blocks(published: ModuleType) -> None:
-    """They divide the absmax by 6 first, so that a block's scale can be the next E4M3 number."""
+    """The reference divides the absmax by 6 first, so that a block's scale can be the next E4M3 number."""
     settings = {"nvfp4_use_4over6": True, "nvfp4_e4m3_max": 256, "nvfp4_4over6_err_mode": "MSE"}
     differ = []
     for seed in range(0, 60, 3):

@@ -1,4 +1,4 @@
-"""The Hadamard transform: beside a dense matrix in float64, and bit by bit beside a butterfly of single numbers."""
+"""The Hadamard transform agrees with a dense matrix in float64, and has the bits of a butterfly of single numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def matrix(size):
 
 
 def butterfly_of_numbers(tile):
-    """In float32, at strides 1, 2, 4, ..."""
+    """Transform in float32, at strides 1, 2, 4, ..."""
     tile, stride = [np.float32(number) for number in tile], 1
     while stride < len(tile):
         for i in range(len(tile)):
@@ -48,7 +48,7 @@ def butterfly_of_numbers(tile):
 
 @every_size
 def test_beside_a_dense_matrix(size):
-    """Each of log2(size) sums rounds by 2^-24 of what it adds up: at most that of all magnitudes."""
+    """Each of log2(size) sums rounds by at most 2^-24 of the sum of all magnitudes."""
     x = numbers(64, size)
     error = (butterfly(x).double() - x.double() @ matrix(size)).abs()
     assert (error <= math.log2(size) * 2.0**-24 * x.double().abs().sum(-1, keepdim=True)).all()
@@ -80,7 +80,7 @@ def test_a_replica_is_as_it_is_alone(axis):
 @every_size
 @each("signs_after", [False, True])
 def test_orthonormal(size, signs_after):
-    """It keeps lengths and products, and its inverse gives back: up to the two roundings to bf16, 2^-9 each."""
+    """It keeps lengths and products, and its inverse restores x up to the two roundings to bf16, 2^-9 each."""
     x, y, signs = numbers(8, size), numbers(8, size, seed=2), signs_of(size)
     there = hadamard(x, size, signs, signs_after=signs_after)
     other = hadamard(y, size, signs, signs_after=signs_after)
@@ -98,7 +98,7 @@ def test_signs_after_change_signs_alone():
 
 @pytest.mark.slow
 def test_compiled_as_eager():
-    """With products before and after it, which are not fused with its sums where precision is kept."""
+    """The products before and after it are not fused with its sums where precision is kept."""
     x, signs = numbers(128, 256), signs_of(32)
     cases = list(itertools.product((-1, -2), (False, True)))
 

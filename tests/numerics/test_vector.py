@@ -1,4 +1,4 @@
-"""A norm and activations in bf16, operation by operation, against the same in float64 with a rounding after each."""
+"""A norm and activations in bf16, operation by operation, equal float64 with a rounding after each operation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tensors() -> list[torch.Tensor]:
 
 
 def written_out(centers: bool) -> list[Array]:
-    """y, dx, dgain, dbias; the gain in FP32, the bias rounded with the rest."""
+    """Return y, dx, dgain and dbias, with the gain in FP32 and the bias rounded like the rest."""
     x, gain, bias, dy = (t.double().numpy() for t in tensors())
     x, dy = bf16(x), bf16(dy)
     shift = bf16(x - mean(x)) if centers else x
@@ -47,9 +47,10 @@ def written_out(centers: bool) -> list[Array]:
 
 
 def written_out_skipped(centers: bool) -> list[Array]:
-    """The same where the public code means to leave the roundings out: none before the sum with eps, none backward.
+    """Return the same without the roundings that the public code means to leave out.
 
-    Its backward, operation by operation: of xbar and variance, which are bf16, and of the gain as it is.
+    It rounds nothing before the sum with eps, and nothing in the backward. That backward, operation by operation, uses
+    xbar and variance, which are bf16, and the gain as it is.
     """
     x, gain, bias, dy = (t.double().numpy() for t in tensors())
     dy = bf16(dy)
@@ -81,7 +82,10 @@ def test_every_operation_rounds_to_bf16(centers: bool) -> None:
 
 @pytest.mark.parametrize("centers", [True, False], ids=["LayerNorm", "RMSNorm"])
 def test_skipped_it_rounds_the_forward_still(centers: bool) -> None:
-    """y but for a sum in another order; the backward in FP32, which rounding each operation is far from."""
+    """Skipped, y differs only by sums in another order.
+
+    The backward is in FP32, far from one that rounds each operation.
+    """
     got, want = run(centers, skipped=True), written_out_skipped(centers)
     assert np.mean(got[0].double().numpy() == want[0]) > 0.99
     assert np.mean(written_out(centers)[0] == want[0]) < 0.9
@@ -103,7 +107,7 @@ def test_a_gain_in_nvfp4_is_that_of_the_replica_alone(pre_round: bool) -> None:
 
 
 def test_skipping_the_norm_skips_hardly_anything() -> None:
-    """Relative errors of gains about 0.9 (measured on that code): 4.1e-3 with it, 4.7e-3 without."""
+    """With it, relative errors of gains about 0.9 are 4.1e-3 (measured on that code), and 4.7e-3 without."""
     generator = torch.Generator().manual_seed(0)
     x, gain, bias = torch.randn(512, 512, generator=generator), torch.linspace(0.88, 0.91, 512), torch.zeros(512)
     exact = F.layer_norm(x, (512,), gain, bias, EPS)
@@ -130,7 +134,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def gelu_written_out(x: Array, dy: Array) -> tuple[Array, Array]:
-    """y and dx with microxcaling's constants and in its order (activations.py, GELUFunction)."""
+    """Return y and dx with microxcaling's constants and in its order (activations.py, GELUFunction)."""
     x, dy = bf16(x), bf16(dy)
     cubed = bf16(bf16(x * x) * x)
     phi = sigmoid(bf16(1.59375 * bf16(bf16(0.044677734375 * cubed) + x)))

@@ -101,7 +101,7 @@ def test_what_is_not_a_number_is_counted_outermost():
 @pytest.mark.parametrize("function", [mean_squares, input_and_output_counts])
 @pytest.mark.parametrize("norm", [MXNorm(128, p=2.0), RMSNorm(128), LayerNorm(128)])
 def test_compiled_for_a_gpu_it_is_one_graph_a_norm_and_the_same(function, norm):
-    """However many linears there are: a graph each would run into the compiler's limit."""
+    """It is one graph for any number of linears, because a graph for each would exceed the compiler's limit."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Every field of the schema is a probe; any subset of them, on any schedule; what a training leaves in its journal."""
+"""Every field of the schema is a probe, and any subset, on any schedule, leaves its rows in a training's journal."""
 
 from __future__ import annotations
 
@@ -160,5 +160,5 @@ def test_the_ring_has_what_went_into_the_norms_over_all_micro_batches(tmp_path):
     run.model.norm.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].detach()))
     train(run, 0, Leave())
     (ring,) = [probe for probe in run.probes if isinstance(probe, FeatureRing)]
-    parts = torch.cat(seen[:4]).flatten(0, 1)  # what follows is the validation
+    parts = torch.cat(seen[:4]).flatten(0, 1)  # the validation follows
     assert torch.equal(ring.tensors()["norm"], parts.abs().amax(0)[None])

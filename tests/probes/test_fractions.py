@@ -1,4 +1,4 @@
-"""Intervals of fractions against the equations that define them."""
+"""Intervals of fractions satisfy the equations that define them."""
 
 from __future__ import annotations
 

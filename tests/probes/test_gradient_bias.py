@@ -1,4 +1,4 @@
-"""Gradients against numpy's arithmetic, and no bias where there is none."""
+"""Gradients agree with numpy's arithmetic, and there is no bias where there should be none."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_values_are_those_of_numpy() -> None:
 
 
 def test_known_vectors() -> None:
-    """A vector off by a right angle, one twice as long, one the other way round, one whose true gradient is zero."""
+    """One vector is at a right angle, one twice as long, one opposite, and one has a true gradient of zero."""
     own = {"turned": [0.0, 3.0], "doubled": [2.0, 4.0], "reversed": [-1.0, 1.0], "spurious": [1.0, 0.0]}
     true = {"turned": [4.0, 0.0], "doubled": [1.0, 2.0], "reversed": [1.0, -1.0], "spurious": [0.0, 0.0]}
     g, h = ({name: torch.tensor(v) for name, v in vectors.items()} for vectors in (own, true))

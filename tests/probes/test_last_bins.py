@@ -1,4 +1,4 @@
-"""Last bins of a language model's gains and biases, queries' and keys' too, against a count by the paper's formula."""
+"""Last bins of a language model's gains and biases, also of queries and keys, equal a count by the paper's formula."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def measured(model: Decoder) -> dict[str, float]:
 
 
 def counted(vector: Tensor, name: str, block_size: int = 32) -> tuple[float, float]:
-    """The shares above max * 2^(floor(log2 absmax) - emax) and above 0.875 absmax, blocks filled up with zeros."""
+    """Return the shares above max * 2^(floor(log2 absmax) - emax) and above 0.875 absmax.
+
+    Blocks are filled up with zeros.
+    """
     x = np.abs(vector.detach().double().numpy())
     blocks = np.pad(x, (0, -len(x) % block_size)).reshape(-1, block_size)
     absmax, element = blocks.max(-1, keepdims=True), ELEMENTS[name]

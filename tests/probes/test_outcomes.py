@@ -1,4 +1,4 @@
-"""How a run ended: curves made by hand, and random ones against the definitions read literally."""
+"""A run's outcome is right for curves made by hand, and for random ones by the literal definitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAN, INF = math.nan, math.inf
 
 
 def curve(steps: int, **parts: tuple[int, int, float]) -> list[float]:
-    """1.0, but for the parts: (first step, how many, loss)."""
+    """Return losses of 1.0, but for the parts: (first step, how many, loss)."""
     losses = [1.0] * steps
     for start, count, loss in parts.values():
         losses[start : start + count] = [loss] * count
@@ -28,7 +28,7 @@ QUIET = Outcome(0, 0, 0, None, None, None)
 
 @each("losses", [[], [3.0], [NAN, 1.0], [1e9, 1.0, 1.0], [5.0, 4.0, 3.0, 29.0, 2.0]])
 def test_runs_without_event(losses: list[float]) -> None:
-    """A high start is none, and neither is a start that is not finite but comes back."""
+    """A high start is no event, and neither is a start that is not finite but recovers."""
     assert outcome(losses) == QUIET
 
 
@@ -39,7 +39,7 @@ def test_a_spike_is_more_than_100_times_the_loss_before(loss: float, spikes: int
 
 @pytest.mark.parametrize(("up", "unrecovered"), [(500, 0), (501, 1)])
 def test_back_after_exactly_500_steps_is_in_time(up: int, unrecovered: int) -> None:
-    """Up at 700, it is below 10 times the best again at 1200 or 1201."""
+    """A loss that goes up at 700 is below 10 times the best again at 1200 or 1201."""
     found = outcome(curve(3000, up=(700, up, 500.0)))
     assert found == Outcome(1, unrecovered, 0, 700, 700 if unrecovered else None, None)
 
@@ -51,14 +51,14 @@ def test_back_is_below_10_times_the_best(loss: float, unrecovered: int) -> None:
 
 
 def test_the_best_is_that_before_the_spike() -> None:
-    """From 0.1 on: 5.0 after the spike is not back, though it is below 10 times the loss just before."""
+    """The best is 0.1, so 5.0 after the spike is no recovery, although it is below 10 times the loss just before."""
     found = outcome([0.1, *curve(2999, up=(700, 1, 500.0), after=(701, 2298, 5.0))])
     assert (found.spikes, found.unrecovered) == (1, 1)
 
 
 @pytest.mark.parametrize(("start", "censored"), [(1499, 0), (1500, 1)])
 def test_the_last_500_steps_are_censored(start: int, censored: int) -> None:
-    """Up at 1499 of 2000 steps, 500 are left: those to 1999."""
+    """A loss that goes up at 1499 of 2000 steps has 500 left, those to 1999."""
     found = outcome(curve(2000, up=(start, 2000 - start, 500.0)))
     assert found == Outcome(1, 1 - censored, censored, start, None if censored else start, start if censored else None)
 
@@ -99,7 +99,7 @@ def test_what_makes_no_sense_is_refused(given: dict, says: str) -> None:
 
 
 def literally(losses: Sequence[float], jump: float, recovery: float, within: int) -> Outcome:
-    """The definitions, one quantifier after the other."""
+    """Apply the definitions, one quantifier after the other."""
     last = len(losses) - 1
 
     def best_before(t: int) -> float:
@@ -132,7 +132,7 @@ def literally(losses: Sequence[float], jump: float, recovery: float, within: int
 
 @each("seed", range(300))
 def test_random_curves_by_the_letter(seed: int) -> None:
-    """Of few levels, so that ties happen, with jumps up and down and values that are not finite."""
+    """The curves have few levels, so that ties happen, with jumps up and down and values that are not finite."""
     draw = np.random.default_rng(seed)
     steps = int(draw.integers(1, 60))
     moves = draw.choice([-2, -1, 0, 0, 0, 1, 2], size=steps)

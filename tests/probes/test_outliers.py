@@ -1,4 +1,4 @@
-"""Outlier features on hand-made activations, and the ring of the last steps across its wrap-around."""
+"""Outlier features are found in hand-made activations, and the ring of the last steps survives its wrap-around."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def measured(*parts: list[list[float]]) -> dict:
 
 
 def test_the_largest_is_found_over_all_micro_batches_with_those_that_share_it():
-    """Feature 2 is the largest of four tokens; of one of them it is below half, and of the fifth it is another."""
+    """Feature 2 is the largest of four tokens.
+
+    In one of these it is below half, and the fifth token has another largest feature.
+    """
     first = [[1.0, 0, 4.0, 0], [0, 1, -6.0, 0], [0, 0, 3.5, 0]]
     second = [[0, 0, -8.0, 0], [5.0, 0, 4.5, 1]]
     squares = np.square(np.array(first + second)).mean()
@@ -57,7 +60,10 @@ def test_what_is_not_a_number_is_seen():
 
 
 def filled(steps: range, ring_steps: int) -> FeatureRing:
-    """Two micro-batches a step, of two norms; the absmax of feature d in step s is 10 s + d, at either of them."""
+    """Return a ring after two micro-batches per step of two norms.
+
+    Feature d has the absmax 10 s + d in step s, at both norms.
+    """
     ring = FeatureRing(observation.OutlierFeatures(every_steps=1, ring_steps=ring_steps))
     for step in steps:
         largest = 10.0 * step + torch.arange(4)
@@ -74,7 +80,7 @@ def filled(steps: range, ring_steps: int) -> FeatureRing:
     [(range(3), range(3)), (range(8), range(8)), (range(9), range(1, 9)), (range(40, 61), range(53, 61))],
 )
 def test_the_ring_holds_the_last_steps_whole(steps: range, kept: range, tmp_path: Path) -> None:
-    """The last case is a run that was resumed at step 40: nothing of the steps before is there, nor said to be."""
+    """The last case is a run that was resumed at step 40, so nothing of the steps before is there or claimed."""
     path = tmp_path / "spikes" / "step_00000060.safetensors"
     filled(steps, ring_steps=8).write(path)
     found, norms = read_ring(path)

@@ -1,4 +1,4 @@
-"""On a GPU: probes change no bit there either, and what they say is what they say on a CPU."""
+"""On a GPU probes change no bit either, and say what they say on a CPU."""
 
 from __future__ import annotations
 

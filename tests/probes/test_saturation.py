@@ -1,4 +1,4 @@
-"""What `saturation` says of an operand, against numpy, against numbers known beforehand, and against a Gaussian."""
+"""`saturation` of an operand agrees with numpy, with numbers known beforehand, and with a Gaussian's."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def test_every_quantised_operand_has_every_quantity(row: str, operands: int) -> 
 
 
 def test_what_the_backward_takes_of_the_forward_is_measured_as_that() -> None:
-    """An operand whose source is the forward stands for what the forward multiplies, not for high precision."""
+    """An operand that the backward takes from the forward is compared with what the forward multiplies.
+
+    It is not compared with the high-precision tensor.
+    """
     of_forward = replace(e4m3(), source="forward")
     linear = MXLinear(64, 96, 0.02)
     linear.gemms = Gemms(
@@ -109,7 +112,7 @@ def test_quantities_are_those_of_numpy(rule: str, norm: config.Norm) -> None:
             exponents = codes.astype(int) - 127
             scale = np.ldexp(1.0, np.repeat(exponents, 32, axis))
             noise = dequantize_array(elements, codes, axis) - x
-            exponents = exponents[codes > 0]  # the others are those of zeros
+            exponents = exponents[codes > 0]  # the others belong to zeros
             expected = {
                 "overflow_fraction": (abs(x) > top * scale).mean(),
                 "max_fraction": (abs(elements) == top).mean(),
@@ -124,7 +127,7 @@ def test_quantities_are_those_of_numpy(rule: str, norm: config.Norm) -> None:
 
 
 def test_a_made_up_layer() -> None:
-    """Floor, E4M3: a block of absmax 1.76 has the scale 2^-8, so that it ends at 1.75 and 2^-17."""
+    """With floor and E4M3, a block of absmax 1.76 has the scale 2^-8, so that it ends at 1.75 and 2^-17."""
     row = torch.zeros(32)
     row[:5] = torch.tensor([1.76, -1.751, 1.75, 1.7, 2.0**-19])
     x = torch.stack((row, torch.zeros(32)))
@@ -175,7 +178,7 @@ def test_formats_with_other_scales_are_measured_too(row: str, block_size: int) -
 
 @each(("chain", "share"), [("inference", 0.0), ("training", 0.5)])
 def test_scales_below_the_least_normal_are_counted_of_e4m3_scales_alone(chain: str, share: float) -> None:
-    """Two blocks: one holds the absmax, the other is 2^-16 of it, so that its scale would be 448 * 2^-16 < 2^-6."""
+    """One block holds the absmax. The other is 2^-16 of it, so that its scale would be 448 * 2^-16 < 2^-6."""
     x = torch.cat((torch.ones(1, 16), torch.full((1, 16), 2.0**-16)), 1)
     cast = Cast(format="NVFP4", scale="E4M3", outer_scale="tensor", chain=chain).filled(BlockCast(16))
     assert quality(quantized_operand(x, cast, 1), x, cast)["subnormal_scale_fraction"] == share
@@ -189,7 +192,7 @@ def test_a_nan_shows() -> None:
     assert all(value.isnan() for value in exponents.values())
 
 
-# What was measured on a Gaussian elsewhere, blocks of 32 under floor (the public code of the instability paper).
+# Measured on a Gaussian elsewhere, in blocks of 32 under floor (the public code of the instability paper).
 @pytest.mark.parametrize(("quantity", "expected"), [("overflow_fraction", 0.0086), ("max_fraction", 0.0115)])
 def test_a_gaussian_has_its_last_bin(quantity: str, expected: float) -> None:
     got = gaussian_quality(e4m3(scale_rule="floor"))
@@ -198,7 +201,7 @@ def test_a_gaussian_has_its_last_bin(quantity: str, expected: float) -> None:
 
 @each(("headroom", "noise"), [(1.0, 0.0188), (16 / 17, 0.0236)])
 def test_a_gaussian_is_rounded_as_the_operand_is(headroom: float, noise: float) -> None:
-    """Of NVFP4, stochastic: twice the noise of rounding to nearest (computed elsewhere, on N(0, 1))."""
+    """NVFP4's stochastic rounding has twice the noise of rounding to nearest (computed elsewhere, on N(0, 1))."""
     cast = Cast(format="NVFP4", scale="E4M3", outer_scale="tensor", rounding="stochastic", headroom=headroom)
     got = gaussian_quality(cast.filled(BlockCast(16)))
     assert got["sqnr_db"] == pytest.approx(-10 * math.log10(noise), abs=0.05)

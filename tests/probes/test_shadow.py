@@ -1,4 +1,4 @@
-"""The second pass sees what the GEMMs multiply, and leaves no trace, errors included."""
+"""The second pass sees what the GEMMs multiply, and leaves no trace, not even after an error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def losses(settings: config.Pretrain, probes: list[Probe], device: str = "cpu", 
 
 
 def trained(settings: config.Pretrain = tiny.CONFIG, steps: int = 2, **changes: Any) -> TrainingRun:
-    """A run after some steps, with the gradients of the last still there."""
+    """Return a run after some steps, with the gradients of the last step still there."""
     run, _ = tiny.build(settings, **changes)
     for step in range(steps):
         train_step(run, step)
@@ -70,7 +70,7 @@ def test_losses_have_the_same_bits_with_the_probes_on(norm: config.Norm) -> None
 
 
 def losses_and_graphs(probes: list[Probe], device: str, checkpointing: str) -> tuple[list[float], int]:
-    """Compiled losses, deterministic, and how many graphs were compiled."""
+    """Return compiled, deterministic losses, and the number of compiled graphs."""
     from torch._dynamo.utils import counters
 
     counters.clear()
@@ -169,9 +169,9 @@ ARMS = {
 
 
 def spied(monkeypatch: pytest.MonkeyPatch, model: Decoder, sequence: Any) -> dict[str, matmul.Operand]:
-    """Every operand that a plain forward and backward multiplies: six of a linear, those of the backward in reverse.
+    """Return every operand that a plain forward and backward multiplies: six per linear, the backward's in reverse.
 
-    Module by module: where a block is two functions no one hands out its operands, which have the same bits.
+    It runs module by module: a block of two functions hands out no operands, but has the same bits.
     """
     for block in model.layers:
         block.fused = None
@@ -193,7 +193,7 @@ def spied(monkeypatch: pytest.MonkeyPatch, model: Decoder, sequence: Any) -> dic
 
 
 def captured_operands(model: Decoder, sequence: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
-    """As an Operand has them: values, and the scale that is left to the accumulator."""
+    """Yield operands with their values and the scale that is left to the accumulator."""
     for name, captured in capture_linears(model, sequence, sequence[0].numel()).items():
         for operand, quantized, _ in quantized_operands(captured.sources(), captured.dh_TO):
             scale = quantized.tensor_scale

@@ -1,4 +1,4 @@
-"""Spikes in the real command: killed in the middle of a window and started again, it notices the same ones."""
+"""A real command that is killed in the middle of a window and started again notices the same spikes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_each_spike_has_its_ring(undisturbed: Path) -> None:
     frame = spikes(undisturbed)
     assert rings["spike"].unique().tolist() == frame["step"].tolist()
     for spike, rows in rings.groupby("spike"):
-        last = spike + 2 if spike + 2 < 24 else spike  # a quarter of the ring follows, where the run goes on for it
+        last = spike + 2 if spike + 2 < 24 else spike  # a quarter of the ring follows if the run continues for so long
         assert rows["step"].unique().tolist() == list(range(max(0, last - 7), last + 1))
         assert set(rows["absmax"].map(len)) == {64}
         assert len(rows["norm"].unique()) == 3
@@ -71,7 +71,7 @@ def test_killed_and_resumed_it_notices_the_same_spikes(tmp_path: Path, cache: st
     ours, theirs = load([folder], "spike_rings"), load([undisturbed], "spike_rings")
     key = ["spike", "step", "norm"]
     both = ours.merge(theirs, on=key, suffixes=("", "_undisturbed"))
-    assert len(both) == len(ours) < len(theirs)  # what was in the memory of a killed process is gone
+    assert len(both) == len(ours) < len(theirs)  # what was in the memory of a killed process is lost
     assert (both["absmax"] == both["absmax_undisturbed"]).all()
 
 

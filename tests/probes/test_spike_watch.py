@@ -1,4 +1,4 @@
-"""The online detector against a naive one; what it keeps; and that a full disk is said and ends nothing."""
+"""The online detector agrees with a naive one, keeps what it should, and reports a full disk without ending the run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def view(step: int, loss: float, grad_norm: float = 1.0) -> StepView:
 
 
 def spiky(steps: int, seed: int) -> list[float]:
-    """Falling and noisy, with spikes of one to five steps, some of them before a window is full."""
+    """Return falling, noisy losses with spikes of one to five steps, some of them before a window is full."""
     draw = random.Random(seed)
     losses = [2 + 3 * math.exp(-step / 50) + draw.gauss(0, 0.05) for step in range(steps)]
     for _ in range(steps // 25):
@@ -47,7 +47,7 @@ def spiky(steps: int, seed: int) -> list[float]:
 
 
 def naive(losses: Sequence[float], window: int, threshold: float) -> list[int]:
-    """Steps that spike after one that does not, each from the whole curve."""
+    """Return the steps that spike after one that does not, each computed from the whole curve."""
 
     def spikes(t: int) -> bool:
         if t < window:

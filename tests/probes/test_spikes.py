@@ -1,4 +1,4 @@
-"""The spike score, against its definition written out in plain Python."""
+"""The spike score equals its definition in plain Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mxstudy.reader import ConfigError
 
 
 def by_definition(losses: list[float], window: int = 8, tail: float = 0.3, threshold: float = 3.0) -> float:
-    """MXNorm paper, Eq. 22, term by term."""
+    """Compute MXNorm paper, Eq. 22, term by term."""
     sigma = statistics.pstdev(losses[-round(tail * len(losses)) :])
     return sum(
         max((loss - min(losses[max(0, t - window + 1) : t + 1])) / sigma - threshold, 0.0)
@@ -36,7 +36,7 @@ def test_is_its_definition(seed: int, arguments: dict) -> None:
 
 
 def test_a_spike_counts_by_its_height_over_the_recent_minimum() -> None:
-    losses = [1.0, 3.0] * 50  # sigma 1 over any tail of even length, 2 above the minimum: below the threshold
+    losses = [1.0, 3.0] * 50  # sigma is 1 over any tail of even length, so 2 above the minimum is below the threshold
     assert spike_score(losses) == 0.0
     assert spike_score([*losses[:40], 11.0, *losses[41:]]) == 7.0
 

@@ -1,4 +1,4 @@
-"""Weights, memory and time: the probes that see no activation."""
+"""Weights, memory and time are right: the probes that see no activation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A real Slurm on this machine: munged, slurmctld and four slurmd on loopback, all of it in one fresh folder.
+"""Run a real Slurm on this machine: munged, slurmctld and four slurmd on loopback, all of it in one fresh folder.
 
-From Debian: apt-get install --no-install-recommends slurm-wlm munge. By hand, for an hour of trying things out:
+Debian has it: apt-get install --no-install-recommends slurm-wlm munge. To try things out by hand:
 
     python tests/slurm/cluster.py start FOLDER; export SLURM_CONF=FOLDER/slurm.conf; sinfo
     python tests/slurm/cluster.py stop FOLDER
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-NODES = [f"127.0.1.{n}" for n in range(1, 5)]  # names that resolve by themselves, inside of jobs too
+NODES = [f"127.0.1.{n}" for n in range(1, 5)]  # names that resolve by themselves, also within jobs
 
-# The accounts of the cluster are empty, so nothing can be asked of sacct. `cred_expire`: else a requeued job waits for
-# two minutes. `config_overrides`: the nodes have more CPUs than the machine. One partition can be preempted, after a
+# The cluster keeps no accounts, so sacct has no answers. Without `cred_expire` a requeued job would wait for two
+# minutes. `config_overrides` allows the nodes more CPUs than the machine has. One partition can be preempted, after a
 # grace time in which jobs hear SIGTERM alone.
 CONF = """\
 ClusterName=sandbox
@@ -70,7 +70,7 @@ PartitionName=urgent Nodes={names} DefaultTime=10 OverSubscribe=NO PriorityTier=
 
 
 def missing() -> list[str]:
-    """The programs of Slurm that are not installed here."""
+    """Return the programs of Slurm that are not installed here."""
     programs = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel")
     return [program for program in programs if not shutil.which(program, path=PATH)]
 
@@ -84,7 +84,7 @@ class Cluster:
         return self.folder / "slurm.conf"
 
     def start(self) -> None:
-        """Until a job has run on all nodes."""
+        """Start everything, and wait until a job has run on all nodes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o755)  # munge refuses a socket that others could not reach
         (self.folder / "state").mkdir()
@@ -102,7 +102,7 @@ class Cluster:
         self._run("srun", "--nodes=4", "--quiet", "true", timeout_s=60)
 
     def stop(self) -> None:
-        """What `start` has started, jobs first: by pid file, where the process still is what it says."""
+        """Stop what `start` has started, jobs first, by pid file, if the process still is what the file says."""
         with suppress(subprocess.SubprocessError):
             self._run("scancel", "--signal=KILL", "--full", f"--user={getpass.getuser()}", timeout_s=10)
             self._run("scancel", f"--user={getpass.getuser()}", timeout_s=10)
@@ -120,7 +120,7 @@ class Cluster:
             time.sleep(0.1)
 
     def _write_conf(self) -> None:
-        with ExitStack() as held:  # all at once, so that each is another one
+        with ExitStack() as held:  # all at once, so that they differ
             sockets = [held.enter_context(socket.socket()) for _ in range(1 + len(NODES))]
             for one in sockets:
                 one.bind(("127.0.0.1", 0))

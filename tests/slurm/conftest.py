@@ -11,7 +11,7 @@ from cluster import PATH, Cluster, missing
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Four nodes, for as long as the tests run. Its folder stays where it could not be started."""
+    """Run four nodes for as long as the tests last. A cluster that could not be started keeps its folder."""
     if lacking := missing():
         pytest.skip(f"no Slurm here ({lacking[0]}): apt-get install --no-install-recommends slurm-wlm munge")
     with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder:
@@ -29,6 +29,6 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the jobs: one each, as in the tests' own process, for sums in another order have other bits."""
+    """Give jobs one thread each, as in the tests' own process, because sums in another order have other bits."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert "SLURM_JOB_ID" not in os.environ

@@ -1,4 +1,4 @@
-"""Sweeps on a real Slurm: submitted, preempted, killed, cancelled; then the losses of what never stopped."""
+"""Sweeps on a real Slurm are submitted, preempted, killed and cancelled, and have the losses of undisturbed runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sweep:
         self.words = [*SMALL, *OWN_TEXT, corpus(folder), f"train.steps={STEPS}", f"checkpoint.every_steps={EVERY}"]
 
     def submit(self, *words: str) -> list[RunFolder]:
-        """By seed."""
+        """Submit it, and return the runs by seed."""
         run_here(self.folder, *self.words, *ON_SLURM, *words)
         return sorted(find_runs(self.folder / "runs"), key=lambda folder: folder.config().seed)
 
@@ -49,7 +49,7 @@ def sweep(tmp_path: Path, cluster: Cluster) -> Sweep:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[float]]:
-    """Losses by seed, of runs that nobody disturbs, in this process."""
+    """Return the losses by seed of runs that nobody disturbs, in this process."""
     known: dict[int, list[float]] = {}
 
     def of(seed: int) -> list[float]:
@@ -73,7 +73,7 @@ def resumed_from(run: RunFolder) -> list[int]:
 
 
 def done_before(run: RunFolder, number: int) -> int:
-    """How many steps had been done when it was resumed for the `number`-th time."""
+    """Return how many steps had been done when the run was resumed for the `number`-th time."""
     rows = read_rows(run.journal_path)[0]
     at = [n for n, row in enumerate(rows) if "resumed_from" in row][number]
     return 1 + max(row["step"] for row in rows[:at] if "loss" in row)
@@ -130,7 +130,7 @@ def test_a_sweep_is_submitted_once_and_waited_for(sweep: Sweep, capsys: pytest.C
 
 
 def test_a_queued_job_runs_what_was_submitted(sweep: Sweep) -> None:
-    """Meanwhile its experiment is edited, and other code is where it is started."""
+    """Meanwhile its experiment is edited, and other code lies where it starts."""
     (sweep.folder / "conf/experiment").mkdir(parents=True)
     mine = sweep.folder / "conf/experiment/mine.yaml"
     mine.write_text("# @package _global_\ndefaults: [quickstart, _self_]\noptimizer: {lr: 1e-3}\n")
@@ -186,7 +186,7 @@ def test_a_node_that_fails_costs_at_most_the_checkpoint_interval(
     try:
         slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
         until(lambda: resumed_from(run))
-    finally:  # a node that answers may be back by itself, and then this is refused
+    finally:  # a node that answers may have come back by itself, and then this is refused
         subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=False)
     assert until_over(run).state == "finished"
     assert done_before(run, 0) - resumed_from(run)[0] <= EVERY
@@ -195,7 +195,7 @@ def test_a_node_that_fails_costs_at_most_the_checkpoint_interval(
 
 @pytest.mark.usefixtures("cluster")
 def test_a_time_limit_is_an_interruption(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Slurm's shortest limit is a minute; the warning comes after 25 to 35 s, and the training takes about 45."""
+    """Slurm's shortest limit is a minute. The warning comes after 25 to 35 s, and the training takes about 45."""
     alone = Sweep(tmp_path_factory.mktemp("alone"))
     run_here(alone.folder, *alone.words)
     (run,) = find_runs(alone.folder / "runs")
@@ -210,12 +210,12 @@ def test_a_time_limit_is_an_interruption(tmp_path_factory: pytest.TempPathFactor
     assert until_over(run).state == "finished"
     assert resumed_from(run)
     for number, step in enumerate(resumed_from(run)):
-        assert done_before(run, number) == step  # not one is done again
+        assert done_before(run, number) == step  # no step is done again
     assert losses(run) == losses(undisturbed)
 
 
 def test_a_warning_that_comes_too_early_costs_a_turn_and_no_more(sweep: Sweep) -> None:
-    """While Python is still importing, where nobody has set a handler."""
+    """The warning comes while Python is still importing, before anybody has set a handler."""
     (run,) = sweep.submit("seed=0", "train.steps=6")
     until(lambda: steps_of(job_of(run)))
     slurm("scancel", "--signal=USR2", job_of(run))
@@ -224,7 +224,7 @@ def test_a_warning_that_comes_too_early_costs_a_turn_and_no_more(sweep: Sweep) -
 
 
 def test_a_sigterm_without_a_preemption_is_no_reason_for_a_next_turn(sweep: Sweep) -> None:
-    """It may be srun, which ends what a dead task has left behind."""
+    """It may come from srun, which ends what a dead task has left behind."""
     (run,) = sweep.submit("seed=0")
     until_step(run, 50)
     slurm("scancel", "--signal=TERM", job_of(run))
@@ -234,7 +234,7 @@ def test_a_sigterm_without_a_preemption_is_no_reason_for_a_next_turn(sweep: Swee
 
 
 def steps_of(job: str) -> list[str]:
-    """The steps of a job that srun has started."""
+    """Return the steps of a job that srun has started."""
     said = slurm("squeue", "--noheader", "--steps", "--format=%i")
     return [step for step in said.split() if step.split(".")[0] == job and step.endswith(".0")]
 
@@ -246,7 +246,7 @@ def test_a_task_that_is_killed_is_seen_as_failed_and_goes_on_from_its_checkpoint
     until_step(run, 50)
     os.kill(run.status().pid or 0, signal.SIGKILL)
     seen = until_over(run)
-    assert run.status().state == "running"  # its last word
+    assert run.status().state == "running"  # its last status
     assert seen.state == "failed"
     assert (seen.reason or "").startswith("died without a message (FAILED, exit code ")
     assert call("+launch=retry", f"runs_dir={sweep.folder}/runs", "wait=true") == (0, "")
@@ -292,7 +292,10 @@ def test_what_a_study_raises_is_slurms_failure_too(sweep: Sweep) -> None:
 
 
 def test_tasks_find_each_other(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two nodes of two tasks, through the launcher's own script: an all-reduce over gloo. Submitted under torchrun."""
+    """Two nodes of two tasks do an all-reduce over gloo, started by the launcher's own script.
+
+    The job is submitted under torchrun.
+    """
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     launch = tmp_path / "launch"
@@ -320,7 +323,7 @@ def test_tasks_find_each_other(cluster: Cluster, tmp_path: Path, monkeypatch: py
         until(lambda job=job: not slurm("squeue", "--noheader", "--jobs", job).strip())
 
 
-# In place of `work`, in the tasks of a job: what a process group would be made from, and the sum of all ranks.
+# Replaces `work` in a job's tasks, and prints what a process group would be made from, and the sum of all ranks.
 MEET = """
 import os
 if "SLURM_PROCID" in os.environ and os.environ.get("SUBMITIT_EXECUTOR"):

@@ -1,4 +1,4 @@
-"""Jobs of two tasks on two nodes of a real Slurm: one group over gloo, told to leave, preempted, killed, resumed."""
+"""Jobs of two tasks on two nodes of a real Slurm form a group, and are told to leave, preempted, killed and resumed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TWO_RUNS_OF_TWO_RANKS = ("seed=0,1", "hydra.launcher.nodes=2", "train.steps=400"
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> list[list[float]]:
-    """Losses by seed."""
+    """Return the losses by seed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         runs = Sweep(tmp_path_factory.mktemp("undisturbed")).submit(*TWO_RUNS_OF_TWO_RANKS, "wait=true")
@@ -54,7 +54,7 @@ def test_one_is_told_to_leave_and_of_another_a_task_is_killed(sweep: Sweep, undi
 
 
 def test_one_is_requeued_and_another_preempted(sweep: Sweep, undisturbed: list[list[float]]) -> None:
-    """What waits in the partition of higher priority takes all nodes."""
+    """A job waits in the partition of higher priority, and takes all nodes."""
     requeued, preempted = sweep.submit(*TWO_RUNS_OF_TWO_RANKS)
     until_step(requeued, 50)
     slurm("scontrol", "requeue", job_of(requeued))
@@ -72,7 +72,7 @@ def ranks_of(run: RunFolder) -> int:
 
 
 def pid_of_rank(rank: int, run: RunFolder) -> int:
-    """Of the first process of that task; it may have started others."""
+    """Return the pid of that task's first process, which may have started others."""
     array, _, number = job_of(run).partition("_")
     words = {f"SLURM_ARRAY_JOB_ID={array}", f"SLURM_ARRAY_TASK_ID={number}", f"SLURM_PROCID={rank}"}
     return min(int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if words <= environment(path))

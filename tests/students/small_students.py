@@ -1,4 +1,4 @@
-"""Small students with gains and biases of their own, and what a forward and backward of them gives."""
+"""Make small students with gains and biases of their own, and return what their forward and backward give."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CAST = BlockCast(scale_rule="floor", rounding="away", operand_pre_round=True)
 WITHOUT_RULE = {
     "fp8_tensor": 32,
     "nvfp4_forward_only": 16,
-}  # rows without E8M0 scales, and the blocks that they go with
+}  # rows without E8M0 scales, and their blocks
 BF16, FP32 = torch.bfloat16, torch.float32
 ATTENTION = {"attention_heads": 4, "sequence_length": 32}  # 3 sequences of TOKENS
 
@@ -50,7 +50,7 @@ def student(
         stack(mlp, len(seeds))
     mlp.init_weights(seeds)
     set_casts(mlp, row, cast_of(row))
-    with torch.no_grad():  # gains and biases away from 1 and 0
+    with torch.no_grad():  # moves gains and biases away from 1 and 0
         for name, parameter in mlp.named_parameters():
             if "norm" in name:
                 wave = torch.sin(torch.arange(model.hidden_size) * (1 + torch.tensor(seeds).view(-1, 1, 1)))
@@ -59,12 +59,12 @@ def student(
 
 
 def cast_of(row: str) -> BlockCast:
-    """CAST, as far as that row has use for it."""
+    """Return CAST with the fields that this row uses."""
     return replace(CAST, scale_rule="rceil", block_size=WITHOUT_RULE[row]) if row in WITHOUT_RULE else CAST
 
 
 def set_casts(model: nn.Module, row: str, cast: BlockCast) -> None:
-    """Of every linear: that row under these settings."""
+    """Set that row, under these settings, in every linear."""
     for module in model.modules():
         if isinstance(module, MXLinear):
             module.gemms, module.cast = config.PRECISIONS[row].filled(cast), cast
@@ -75,7 +75,7 @@ def samples(*shape: int) -> Tensor:
 
 
 def run(mlp: ResidualMLP, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
-    """The output, and every parameter's gradient."""
+    """Return the output, and every parameter's gradient."""
     y = mlp(x)
     y.backward(dy)
     found = {"y": y.detach()} | {name: p.grad for name, p in mlp.named_parameters() if p.grad is not None}

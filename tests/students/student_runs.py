@@ -1,4 +1,4 @@
-"""Stacks of students small enough to train in a test, through the study's own `run`."""
+"""Train stacks of students that are small enough for a test, through the study's own `run`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VALUES: dict[str, Any] = {
 
 
 def configured(**dotted: Any) -> StudentTeacher:
-    """VALUES with `model__num_layers=3` set as model.num_layers."""
+    """Return VALUES with `model__num_layers=3` set as model.num_layers."""
     values = copy.deepcopy(VALUES)
     for key, value in dotted.items():
         *parents, last = key.split("__")
@@ -59,7 +59,7 @@ def make(path: Path, config: StudentTeacher, label: str = "arm") -> RunFolder:
 
 
 def trained(path: Path, **dotted: Any) -> RunFolder:
-    """A run to its end, whatever that is."""
+    """Train a run to its end, whatever that is."""
     config = configured(**dotted)
     folder = make(path, config)
     student_teacher.run(config, folder, "arm")
@@ -67,20 +67,20 @@ def trained(path: Path, **dotted: Any) -> RunFolder:
 
 
 def columns(folder: RunFolder) -> np.ndarray:
-    """[steps, 2, S]."""
+    """Return the columns, [steps, 2, S]."""
     config: Any = folder.config()
     return read_columns(folder.columns, len(config.replicas))
 
 
 def newest(folder: RunFolder) -> tuple[str, dict[str, torch.Tensor]]:
-    """Name and tensors of the newest checkpoint."""
+    """Return name and tensors of the newest checkpoint."""
     path = max(folder.checkpoints.iterdir())
     (file,) = path.glob("*.safetensors")
     return path.name, load_file(file)
 
 
 def same_bits(one: RunFolder, other: RunFolder) -> bool:
-    """Columns and newest checkpoints, NaN for NaN."""
+    """Return whether columns and newest checkpoints have equal bits, NaN for NaN."""
     (name, ours), (other_name, theirs) = newest(one), newest(other)
     alike = ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
     return name == other_name and alike and columns(one).tobytes() == columns(other).tobytes()

@@ -1,6 +1,6 @@
-"""The student's self-attention written out in float64, what it may see, its initial weights, and what is refused.
+"""The student's self-attention agrees with float64: its reach, its initial weights, and its refusals.
 
-Quantised, in stacks and compiled: test_residual_mlp.py and test_student_stacks.py.
+Quantised, in stacks and compiled, it is tested in test_residual_mlp.py and test_student_stacks.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NORMS = {"none": None, "layernorm": LAYER_NORM}
 
 
 def written_out(p: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Eq. 11 for one replica: samples, heads and sequences one by one."""
+    """Compute Eq. 11 for one replica: samples, heads and sequences one by one."""
 
     def normed(name: str, a: Tensor) -> Tensor:
         gain, bias = p.get(f"{name}.norm.weight"), p.get(f"{name}.norm.bias")
@@ -98,7 +98,7 @@ def test_replicas_may_have_sequences_of_their_own() -> None:
 
 @pytest.mark.parametrize("init", ["torch", "xavier"])
 def test_initial_weights(init: str) -> None:
-    """Of the MLP those of a student without attention; Q, K and V start as three linears of their own."""
+    """The MLP has those of a student without attention. Q, K and V start as three linears of their own."""
     built = {}
     for name, options in {"without": {}, "with": ATTENTION}.items():
         built[name] = ResidualMLP(small(init=init, **options), LAYER_NORM, CAST, FP32)

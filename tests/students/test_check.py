@@ -1,4 +1,4 @@
-"""What a stack of students cannot be asked for is refused, in one line, before anything runs."""
+"""What a stack of students cannot do is refused, in one line, before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks of student-teacher runs: where they begin, that the control is its parent, and what cannot be forked."""
+"""Forks of student-teacher runs begin where they should, the control is its parent, and some runs cannot be forked."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.mark.parametrize("at_step", slow_but([9], [0, 9, 16, 23]))
 def test_the_control_is_its_parent(tmp_path: Path, at_step: int) -> None:
-    """From the start, from between two checkpoints, from one, and from the last step on."""
+    """It is forked from the start, from between two checkpoints, from one, and from the last step on."""
     parent = trained(tmp_path, **ONE_ROW, seeds=[3, 5], lrs=[1e-3, 2e-3])
     recorded = read_columns(parent.columns, 4)
     folder = forked(tmp_path, parent, at_step=at_step)
@@ -103,7 +103,7 @@ def test_an_intervention_changes_what_it_says(
 
 
 def test_replicas_at_steps_of_their_own(tmp_path: Path) -> None:
-    """Two that blow up, each forked at two steps, in waves of the parent's three; the third is left alone."""
+    """Two replicas that blow up are each forked at two steps, in waves of the parent's three. The third is not."""
     parent = trained(
         tmp_path, **ONE_ROW, seeds=[0], lrs=[1e-3, 3.0, 30.0], schedule={"kind": "constant", "warmup_fraction": 0.0}
     )
@@ -168,7 +168,7 @@ def test_bad_values(options: dict[str, Any]) -> None:
 
 
 def test_a_replay_with_other_bits_is_no_fork(tmp_path: Path) -> None:
-    """As on another GPU: the parent's journal has one bit that the replay has not."""
+    """As on another GPU, the parent's journal has one bit that the replay does not have."""
     parent = trained(tmp_path, **ONE_ROW)
     recorded = read_columns(parent.columns, 2)
     recorded[10, 0, 1] = np.nextafter(recorded[10, 0, 1], np.float32(9))

@@ -1,4 +1,4 @@
-"""What a fork changes of its parent: its config, its targets, its optimizer."""
+"""A fork changes its parent's config, targets and optimizer as it says."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parent(**options: Any) -> StudentTeacher:
 
 
 def fork_of(run: StudentTeacher, **intervention: Any) -> Stack:
-    """Its replica after STEP steps, changed."""
+    """Return its changed replica after STEP steps."""
     stack, change = Stack(run, CPU), Intervention(**intervention)
     for _ in range(STEP):
         stack.train_step()
@@ -55,7 +55,7 @@ def targets_and_inputs(stack: Stack) -> tuple[Tensor, Tensor]:
 
 
 def paper(stack: Stack, x: Tensor) -> Tensor:
-    """The text's teacher in FP32 from the stack's weights."""
+    """Compute the text's teacher in FP32 from the stack's weights."""
     weights = stack.teacher.mlp.state_dict()
     for k in range(2):
         h = F.gelu(x @ weights[f"layers.{k}.up.weight"].T)
@@ -100,7 +100,7 @@ def test_noise_of_its_own_is_as_large_and_other() -> None:
 
 
 def first_moves(stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
-    """By parameter how a step moved it, and its gradient."""
+    """Return by parameter how a step moved it, and its gradient."""
     named = {name: p for name, p in stack.model.named_parameters() if p.requires_grad}
     before = [p.detach().clone() for p in named.values()]
     x_STD, target_STD = stack.batch()
@@ -111,7 +111,7 @@ def first_moves(stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def is_adams_first(move: Tensor, gradient: Tensor) -> bool:
-    """lr g / (|g| + eps)."""
+    """Return whether the move is lr g / (|g| + eps)."""
     return torch.allclose(move, -LR * gradient / (gradient.abs() + 1e-8), rtol=1e-3, atol=1e-7)
 
 
@@ -121,7 +121,7 @@ def test_a_new_optimizer_is_at_its_first_step() -> None:
 
 
 def test_a_bias_that_is_trained_from_the_fork_on() -> None:
-    """As when the public code leaves MX: its optimizer is new, the others' goes on."""
+    """As when the public code leaves MX, its optimizer is new, and the others' continues."""
     moves = first_moves(fork_of(parent(), freeze_norm_bias=False))
     for name, both in moves.items():
         assert is_adams_first(*both) == name.endswith("norm.bias"), name

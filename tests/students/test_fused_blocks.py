@@ -1,4 +1,4 @@
-"""A block whose norm, linears and activation are one function gives the bits of the same one after another."""
+"""A block whose norm, linears and activation are one function gives the bits of separate ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def blocks(mlp):
 
 
 def both(norm="layernorm", activation="gelu", vector_ops="fp32", row="mxfp8", compute=BF16, **options):
-    """Outputs and gradients of a stack of two, one after another and fused."""
+    """Return outputs and gradients of a stack of two, one after another and fused."""
     mlp = student(small(activation=activation), NORMS[norm], [0, 1], row, compute, vector_ops=vector_ops, **options)
     x, dy = samples(2, TOKENS, 64), samples(2, TOKENS, 64).flip(0)
     apart = run(mlp, x, dy)

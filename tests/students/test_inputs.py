@@ -1,4 +1,4 @@
-"""Counted normals: their bits, their distribution, and what they depend on."""
+"""Counted normals have the right bits and distribution, and depend on what they should."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def test_the_bits_are_those_of_splitmix64() -> None:
 
 
 def test_they_are_normal() -> None:
-    """A million: moments within four standard errors, Kolmogorov and Smirnov's distance below its 0.1 % point."""
+    """A million numbers have the moments of a normal distribution within four standard errors.
+
+    Kolmogorov and Smirnov's distance is below its 0.1 % point.
+    """
     z = gaussian_samples(3, "inputs", 17, (1000, 1000)).double().flatten().numpy()
     for power, variance in ((1, 1), (2, 2), (3, 15), (4, 96)):
         expected = {1: 0, 2: 1, 3: 0, 4: 3}[power]
@@ -66,7 +69,7 @@ def test_an_unknown_stream_is_refused() -> None:
 
 @pytest.mark.slow
 def test_compiled() -> None:
-    """One graph for all steps, and what logarithm and cosine of another library may differ by."""
+    """All steps share one graph, within what logarithm and cosine of another library may differ."""
     torch._dynamo.reset()
     compiled = torch.compile(lambda step: gaussian_samples(3, "inputs", step, (64, 64)), fullgraph=True)
     for step in (0, 5):

@@ -1,4 +1,4 @@
-"""Last bins of a stack's tensors against a count by the paper's formula, one replica and one block at a time."""
+"""Last bins of a stack's tensors equal a count by the paper's formula, one replica and one block at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cast_by(model: ResidualMLP, scale_rule: str, **options: Any) -> None:
 
 
 def counted(values: Tensor, emax: int = 8, largest: float = 448.0) -> float:
-    """The share of |v| > max * 2^(floor(log2 absmax) - emax), in blocks of 32 numbers that follow each other."""
+    """Return the share of |v| > max * 2^(floor(log2 absmax) - emax), in blocks of 32 consecutive numbers."""
     beyond = 0
     for block in np.abs(values.detach().double().numpy().reshape(-1, 32)):
         scale = 2.0 ** (math.floor(math.log2(block.max())) - emax)
@@ -36,7 +36,7 @@ def counted(values: Tensor, emax: int = 8, largest: float = 448.0) -> float:
 
 
 def test_fractions_are_those_of_the_papers_count() -> None:
-    """MXFP8, under floor: gains, weights, and activations through torch's own layer norm and GELU."""
+    """Gains, weights and activations are in MXFP8 under floor, through torch's own layer norm and GELU."""
     model, x = student(small(), LAYER_NORM, SEEDS, "mxfp8", gain="bf16"), samples(TOKENS, SIZE)
     cast_by(model, "floor")
     found = last_bin(model, x)
@@ -114,7 +114,7 @@ def test_attention_has_places_of_its_own() -> None:
 
 
 def test_gains_below_1_are_all_in_the_last_bin() -> None:
-    """As in the paper's example: 0.88 to 0.91 under floor; above 1, or under rceil, none is."""
+    """In the paper's example gains of 0.88 to 0.91 all are under floor. Above 1, or under rceil, none is."""
     model = student(small(), LAYER_NORM, [0, 1], "mxfp8")
     cast_by(model, "rceil")
     ramp = torch.linspace(0.88, 0.91, SIZE)
@@ -151,7 +151,7 @@ def test_formats_are_those_of_the_forward_or_e4m3(row: str, fmt: str) -> None:
 
 @pytest.mark.parametrize("row", ["mxfp8", "mxfp8_backward_only"])
 def test_what_is_rounded_at_random_is_seen_as_rounded_to_even(row: str) -> None:
-    """In the forward's own blocks, and where E4M3 under the run's settings stands for them."""
+    """It is seen in the forward's own blocks, or where E4M3 under the run's settings stands for them."""
     found = {}
     for rounding in ("even", "stochastic"):
         model = student(small(), LAYER_NORM, SEEDS, row)
@@ -160,7 +160,7 @@ def test_what_is_rounded_at_random_is_seen_as_rounded_to_even(row: str) -> None:
         apply_precision(model, precision, 0, "fp32", torch.device("cpu"), SEEDS)
         assert model.layers[0].up.random is None or rounding == "stochastic"
         found[rounding] = last_bin(model, samples(TOKENS, SIZE))
-    for place in ("layers.0.up.input", "layers.0.up.weight", "layers.1.down.weight"):  # no GEMM has come before
+    for place in ("layers.0.up.input", "layers.0.up.weight", "layers.1.down.weight"):  # no GEMM has run before
         for what in ("overflow_fraction", "max_fraction"):
             even, stochastic = (found[rounding][f"{place}/floor/{what}"] for rounding in ("even", "stochastic"))
             assert even == stochastic != [0.0] * len(SEEDS), place
@@ -204,7 +204,7 @@ def test_neighbours_and_the_model_stay_what_they_are(sizes: dict[str, int], opti
 
 
 def test_a_part_of_a_block_counts_for_what_it_has() -> None:
-    """Of 85 and 170 numbers, as if zeros followed them; shares are of the numbers alone."""
+    """85 and 170 numbers count as if zeros followed them, but shares are of the numbers alone."""
     model = student(small(hidden_size=32, activation="swiglu", swiglu_multiple=1), None, [0], "mxfp8", FP32)
     cast_by(model, "floor", pad_blocks=True)
     weight = model.layers[1].down.weight
@@ -215,7 +215,7 @@ def test_a_part_of_a_block_counts_for_what_it_has() -> None:
 
 
 def test_equation_2_to_the_letter() -> None:
-    """5.55 % of normal numbers, where 0.86 % are beyond the scale's reach."""
+    """5.55 % of normal numbers are in the last bin, and 0.86 % are beyond the scale's reach."""
     found = last_bin(student(small(hidden_size=256), None, [0], "mxfp8", FP32), x := samples(512, 256))
     blocks = x.abs().view(-1, 32)
     beyond = sum(int((block > 0.875 * block.max()).sum()) for block in blocks)
@@ -224,7 +224,10 @@ def test_equation_2_to_the_letter() -> None:
 
 
 def test_scales_of_single_elements() -> None:
-    """The public code's bump: beside floor's count what is still clamped, and no Gaussian to compare it with."""
+    """The public code's bump has scales of single elements.
+
+    Beside floor's count it counts what is still clamped, and has no Gaussian to compare with.
+    """
     model, x = student(small(), None, [0], "mxfp8", FP32), samples(TOKENS, SIZE)
     cast_by(model, "code_bump")
     found = last_bin(model, x)

@@ -1,4 +1,4 @@
-"""The student against a plain loop over replicas, and compiled."""
+"""The student agrees with a plain loop over replicas, also compiled."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from mxstudy.students.model import VECTOR_OPS, ResidualMLP
 
 
 class PlainLinear(torch.autograd.Function):
-    """Three matrix products, each of operands quantised along the axis that it sums over."""
+    """Multiplies three matrix products, each of operands quantised along the axis that it sums over."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, gemms: Gemms, dtype: torch.dtype) -> Tensor:
@@ -59,7 +59,7 @@ def product(a: Tensor, a_format: str | None, b: Tensor, b_format: str | None, dt
     def operand(t: Tensor, fmt: str | None, axis: int) -> Tensor:
         if fmt is None:
             return t.to(dtype).float()
-        halves = ((t.float().view(torch.int32) + 0x8000) & -0x10000).view(torch.float32)  # bf16, ties away
+        halves = ((t.float().view(torch.int32) + 0x8000) & -0x10000).view(torch.float32)  # rounds to bf16, ties away
         size = t.shape[axis]
         halves = F.pad(halves, [0, -size % 32] if axis == 1 else [0, 0, 0, -size % 32])
         return fake_quantize(halves, fmt, axis=axis, scale_rule="floor", rounding="away").narrow(axis, 0, size)
@@ -96,7 +96,7 @@ PHI: dict[str, Callable[..., Tensor]] = {
 
 
 def attention(qkv: Tensor, heads: int, length: int, softmax: torch.dtype, compute: torch.dtype) -> Tensor:
-    """Sequence after sequence and head after head: [T, 3 D] -> [T, D]."""
+    """Compute attention, sequence after sequence and head after head: [T, 3 D] -> [T, D]."""
 
     def one(rows: slice, columns: range) -> Tensor:
         q, k, v = (qkv[rows, start + columns.start : start + columns.stop] for start in range(0, 3 * SIZE, SIZE))
@@ -109,7 +109,7 @@ def attention(qkv: Tensor, heads: int, length: int, softmax: torch.dtype, comput
 
 
 def plain(mlp: ResidualMLP, x: Tensor, dy: Tensor, ops: str, row: str, compute: torch.dtype) -> dict[str, Tensor]:
-    """Replica after replica, in matrices, rounded as the paper's text (bf16) or its code does."""
+    """Compute replica after replica, in matrices, rounded as the paper's text (bf16) or its code does."""
     stream, phi_dtype = (BF16 if ops == "bf16" else FP32), (BF16 if ops == "bf16" else FP32)
     gate = FP32 if ops == "fp32" else BF16
     results = []
@@ -161,9 +161,10 @@ def test_unquantised_it_is_the_plain_loop(norm: str, model: dict[str, Any]) -> N
 @pytest.mark.parametrize("row", slow_but(["mxfp8_bf16_act", "mx_mix"], ["bf16", "mxfp8", "mx_mix", "mxfp8_bf16_act"]))
 @pytest.mark.parametrize("model", [{}, {"activation": "swiglu"}, ATTENTION], ids=str)
 def test_quantised_it_is_the_plain_loop(ops: str, row: str, model: dict[str, Any]) -> None:
-    """Forward bit by bit; in the code's norm the loop's gradients take the same roundings in another order.
+    """The forward has every bit of the plain loop.
 
-    In attention a sum in another order is rounded to bf16, and may become a neighbour.
+    In the code's norm, the loop's gradients take the same roundings in another order. In attention, a sum in another
+    order is rounded to bf16, and may become a neighbour.
     """
     mlp = student(small(**model), LAYER_NORM, [3, 1], row, BF16, vector_ops=ops)
     x, dy = samples(TOKENS, SIZE), samples(2, TOKENS, SIZE)
@@ -179,7 +180,7 @@ def test_quantised_it_is_the_plain_loop(ops: str, row: str, model: dict[str, Any
 
 @each("row", ["mxfp8", "mx_mix", "mxfp8_bf16_act"])
 def test_swiglus_inner_size_as_in_the_public_code(row: str) -> None:
-    """171 of 8 * 64 / 3, and 342 of both parts side by side: five whole blocks and ten, and a part of one."""
+    """8 * 64 / 3 is 171, and both parts are 342: five and ten whole blocks, and a part of one."""
     mlp = student(small(activation="swiglu", swiglu_multiple=1), LAYER_NORM, [3, 1], row, BF16, vector_ops="bf16")
     assert (mlp.layers[0].up.weight.shape, mlp.layers[0].down.weight.shape) == ((2, 342, SIZE), (2, SIZE, 171))
     x, dy = samples(TOKENS, SIZE), samples(2, TOKENS, SIZE)
@@ -194,7 +195,11 @@ def test_swiglus_inner_size_as_in_the_public_code(row: str) -> None:
 
 @pytest.mark.parametrize("skipped", [False, True])
 def test_the_norms_may_be_rounded_otherwise_than_the_rest(skipped: bool) -> None:
-    """Unrounded: what an FP32 norm of the same residual stream gives; skipped as in the public code: nearly not."""
+    """Norms may be rounded in another way than the rest.
+
+    Unrounded, they give what an FP32 norm of the same residual stream gives. Skipped as in the public code, they nearly
+    do.
+    """
     options = {"row": "mxfp8", "compute": BF16, "vector_ops": "code"}
     x, dy = samples(TOKENS, SIZE), samples(1, TOKENS, SIZE)
     mlp = student(small(), LAYER_NORM, [3], norm_ops="code_skipped" if skipped else "fp32", **options)
@@ -220,7 +225,10 @@ def test_the_norms_may_be_rounded_otherwise_than_the_rest(skipped: bool) -> None
     ids=str,
 )
 def test_compiled(ops: str, gain: str, model: dict[str, Any], norm_ops: str | None) -> None:
-    """In one graph; where a compiled sum differs in its last bit, a few elements are quantised to a neighbour."""
+    """It compiles to one graph.
+
+    Where a compiled sum differs in its last bit, a few elements are quantised to a neighbour.
+    """
     torch._dynamo.reset()
     options = {"vector_ops": ops, "gain": gain, "norm_ops": norm_ops}
     mlp = student(small(num_layers=1, **model), LAYER_NORM, [3, 1], "mxfp8", BF16, **options)

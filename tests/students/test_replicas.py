@@ -1,4 +1,4 @@
-"""A stack of students against its replicas alone; their initial weights, and what beside GEMMs is rounded."""
+"""A stack of students has the bits of its replicas alone, their initial weights, and roundings beside the GEMMs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ MODELS = {"mlp": small(), "attention": small(**ATTENTION)}
     ),
 )
 def test_a_replica_is_the_student_alone(model: str, norm: str, ops: str, row: str) -> None:
-    """Bit by bit in stacks of 4, 2 and 1 and in none; beside it weights 2^40 larger, and one that is NaN."""
+    """Stacks of 4, 2 and 1 and a single student have equal bits.
+
+    One neighbour has weights 2^40 times larger, and another is NaN.
+    """
     compute = FP32 if row == "fp32" else BF16
     options = {"row": row, "compute": compute, "gain": "fp32" if norm == "none" else "bf16"}
     options |= {"norm_ops": ops} if ops == "code_skipped" else {"vector_ops": ops}
@@ -141,7 +144,7 @@ def test_a_seed_for_each_replica() -> None:
 
 @each(("size", "inner"), [(256, 672), (512, 1376), (768, 2048), (64, 160)])
 def test_inner_sizes(size: int, inner: int) -> None:
-    """8 d / 3 to the nearest multiple of 32, or as in the public code."""
+    """The inner size is 8 d / 3 to the nearest multiple of 32, or as in the public code."""
     assert small(hidden_size=size, activation="swiglu").ffn_size == inner
     assert small(hidden_size=size, activation="swiglu", swiglu_multiple=1).ffn_size == int(8 * size / 3 + 0.5)
     assert small(hidden_size=size).ffn_size == 4 * size
@@ -152,7 +155,7 @@ def test_inner_sizes(size: int, inner: int) -> None:
 
 @each("gain", ["fp32", "bf16", "mx"])
 def test_the_gain_is_rounded_and_its_gradient_is_not(gain: str) -> None:
-    """A gain that has these values already gives the same output and gradients."""
+    """A gain that already has these values gives the same output and gradients."""
     mlp = student(small(), LAYER_NORM, [1, 2], "mxfp8", BF16, gain=gain)
     x, dy = samples(TOKENS, SIZE), samples(2, TOKENS, SIZE)
     got = run(mlp, x, dy)
@@ -172,7 +175,7 @@ def test_the_gain_is_rounded_and_its_gradient_is_not(gain: str) -> None:
 
 
 def test_gains_a_little_below_one_collapse_in_mx() -> None:
-    """The paper's example: all of them to one value, where bf16 keeps them apart (section 5.1)."""
+    """In the paper's example all of them become one value, where bf16 keeps them apart (section 5.1)."""
     mlp = student(small(num_layers=1), LAYER_NORM, [1], "mxfp8", BF16)
     up = mlp.layers[0].up
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""FP32 versions of a student against the student built in FP32, and gradients against numpy's arithmetic."""
+"""A student's FP32 version equals the student built in FP32, and gradients agree with numpy's arithmetic."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def batch() -> tuple[Tensor, Tensor]:
 @each("ops", ["fp32", "bf16", "code"])
 @each("model", [{}, ATTENTION], ids=str)
 def test_in_fp32_nothing_of_the_run_is_left_but_its_parameters(norm: str, ops: str, model: dict) -> None:
-    """Bit by bit the student that was built in FP32; the run's own stays as it was."""
+    """It has the bits of the student that was built in FP32, and the run's own stays as it was."""
     if norm in ESTIMATED and ops == "code":
         pytest.skip("a folded gain cannot be rounded op by op")
     options = {"gain": "fp32" if norm == "none" else "bf16", "vector_ops": ops}
@@ -71,7 +71,7 @@ def test_the_smooth_student_is_the_student(norm: str, model: dict) -> None:
 
 @pytest.mark.parametrize("norm", ESTIMATED)
 def test_of_an_estimated_rms_it_has_the_functions_own_derivative(norm: str) -> None:
-    """That of a difference quotient, where training's is a straight-through estimate."""
+    """It is a difference quotient's derivative, where training has a straight-through estimate."""
     mlp = student(small(), NORMS[norm], [1])
     x, target = batch()
     torch.testing.assert_close(smooth_forward(mlp, x), mlp(x), rtol=1e-5, atol=1e-6)
@@ -121,7 +121,7 @@ def test_fp32_has_no_bias_and_coarser_formats_have_more() -> None:
 
 
 def test_unrelated_gradients_of_one_length_have_a_squared_ratio_of_2() -> None:
-    """What the paper takes for the sign of a divergence."""
+    """The paper takes this for the sign of a divergence."""
     draw = torch.Generator().manual_seed(0)
     own, true = ({"layers.0.w": torch.randn(2, 300, 300, generator=draw)} for _ in range(2))
     found = gradient_bias(own, true)

@@ -1,4 +1,4 @@
-"""Sharpness against the eigenvalues of explicit Hessians: of matrices, and of a student written anew in float64."""
+"""Sharpness equals the eigenvalues of explicit Hessians: of matrices, and of a student written anew in float64."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOSSES = {"mse": mse, "kl": kl}
 
 
 def tiny(seeds: list[int] = SEEDS, **options: int) -> ResidualMLP:
-    """152 parameters a replica; its MX formats and bf16 have no say in the Hessian of the FP32 loss."""
+    """Return a student of 152 parameters per replica. MX formats and bf16 do not affect the FP32 loss's Hessian."""
     model = small(hidden_size=WIDTH, expansion=2, **options)
     return student(model, LAYER_NORM, seeds, gain="bf16", vector_ops="bf16")
 
@@ -53,7 +53,7 @@ def normed_linear(name: str, p: dict[str, Tensor], y: Tensor) -> Tensor:
 
 
 def attention(qkv: Tensor) -> Tensor:
-    """Heads and sequences of ATTENDS, by torch's own attention where that has second derivatives."""
+    """Compute heads and sequences of ATTENDS by torch's own attention, where that has second derivatives."""
     heads, length = ATTENDS.values()
     q, k, v = (t.view(-1, length, heads, WIDTH // heads).transpose(1, 2) for t in qkv.chunk(3, -1))
     with sdpa_kernel(SDPBackend.MATH):
@@ -61,7 +61,7 @@ def attention(qkv: Tensor) -> Tensor:
 
 
 def explicit_hessian(model: ResidualMLP, r: int, loss: str) -> Tensor:
-    """[parameters, parameters] float64, of a student in torch's own layers."""
+    """Return the Hessian of a student made of torch's own layers, [parameters, parameters] float64."""
     x, target = (t.double() for t in batch())
     shapes = {name: p[r].shape for name, p in model.named_parameters()}
 
@@ -116,7 +116,7 @@ def test_preconditioned_it_is_that_of_the_scaled_hessian() -> None:
 
 
 def matrices(*spectra: list[float]) -> tuple[Tensor, Tensor]:
-    """Symmetric, float64 [S, n, n], with those eigenvalues; and their eigenvectors."""
+    """Return symmetric float64 [S, n, n] with those eigenvalues, and their eigenvectors."""
     draw = torch.Generator().manual_seed(2)
     size = len(spectra[0])
     bases = torch.linalg.qr(torch.randn(len(spectra), size, size, generator=draw, dtype=torch.float64)).Q
@@ -144,10 +144,10 @@ def test_the_residual_is_large_until_it_has_converged_and_bounds_the_error() -> 
 
 
 def test_a_warm_start_goes_on_and_a_broken_one_starts_anew() -> None:
-    """Bit by bit it is the iteration from where the last one ended.
+    """A warm start has every bit of the iteration from where the last one ended.
 
-    Nothing says that of as many iterations in one go: a start is divided by its length, which in FP32 is 1 or a bit
-    beside it, as the order of the sums decides, and so as the processor does.
+    As many iterations at once may differ: a start is divided by its length, which in FP32 is 1 or a bit beside it. The
+    order of the sums, and so the processor, decides that.
     """
     model = tiny()
     product = hessian(model, mse, *batch())
@@ -162,7 +162,10 @@ def test_a_warm_start_goes_on_and_a_broken_one_starts_anew() -> None:
 
 
 def test_a_replica_has_its_sharpness_in_any_slot_beside_any_neighbour() -> None:
-    """Bit by bit beside one that is NaN; in other stacks but for the last digits of sums."""
+    """A replica keeps its bits beside one that is NaN.
+
+    In other stacks the last digits of sums may differ.
+    """
 
     def measured(seeds: list[int], broken: int | None = None) -> tuple[Tensor, Tensor]:
         model = tiny(seeds)

@@ -1,4 +1,4 @@
-"""A stack's step: each replica as if it were alone, losses and optimizers as in PyTorch, and replicas that die."""
+"""In a stack's step each replica is as if alone, losses and optimizers are PyTorch's, and replicas may die."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mxstudy.train.runtime import configure_torch
 
 pytestmark = pytest.mark.integration
 CPU = torch.device("cpu")
-ROWS = 20  # of a record that is soon full
+ROWS = 20  # of a small record, which is soon full
 MODEL = {"kind": "residual_mlp", "hidden_size": 32, "num_layers": 2}
 FP32 = {"precision": {"schedule": [{"plan": {"layers.*": "fp32"}}]}}
 
@@ -45,7 +45,7 @@ def reported(one: Stack, replica: int = 0) -> list[float]:
 
 @pytest.mark.parametrize("attention", [{}, {"attention_heads": 4, "sequence_length": 32}])
 def test_a_replica_is_the_run_alone(attention: dict[str, int]) -> None:
-    """At sizes where threads share a sum: losses, gradient norms and weights, bit by bit."""
+    """At sizes where threads share a sum, losses, gradient norms and weights have equal bits."""
     model = {"kind": "residual_mlp", "hidden_size": 256, "num_layers": 2} | attention
     together = stack([4, 7, 1, 0, 9], batch_size=512, model=model)
     alone = {replica: stack([seed], batch_size=512, model=model) for replica, seed in ((0, 4), (3, 0))}
@@ -84,7 +84,10 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_are_those_of_torch(name: str) -> None:
-    """Of the stack's own gradients, with a cosine schedule, two learning rates, and replicas at steps of their own."""
+    """The optimizers take the stack's own gradients.
+
+    There are a cosine schedule, two learning rates, and replicas at steps of their own.
+    """
     values, build = OPTIMIZERS[name]
     options = FP32 | {"optimizer": values, "lrs": [1e-3, 1e-2]}
     cosine = {"kind": "cosine", "warmup_fraction": 0.0, "final_ratio": 0.01}
@@ -115,7 +118,7 @@ def test_optimizers_are_those_of_torch(name: str) -> None:
 
 
 class Read(TorchDispatchMode):
-    """Whether the host reads a tensor, which a CUDA graph cannot be captured with."""
+    """Notes whether the host reads a tensor, because then a CUDA graph cannot be captured."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +165,7 @@ def test_the_host_reads_nothing_of_a_step(name: str) -> None:
 
 
 def test_what_is_not_finite_ends_a_replica_and_no_other() -> None:
-    """It keeps the weights of its last finite step, and stays dead where they would do on the next batch."""
+    """It keeps the weights of its last finite step, and stays dead even if they would do on the next batch."""
     ill, well = stack([0, 1, 2]), stack([0, 1, 2])
     healthy = ill.loss
     for step in range(8):
@@ -198,7 +201,7 @@ def test_the_record_has_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("norm", [{"kind": "layernorm", "bias": True}, {"kind": "mxnorm", "p": 2.0}])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_weights_by_their_operands(norm: dict[str, Any], optimizer: str) -> None:
-    """A gradient of what was cast is the weight's, and what is held is what every step would cast."""
+    """A cast operand's gradient is the weight's, and the stored operand is what every step would cast."""
     options = {
         "norm": norm,
         "optimizer": {"kind": optimizer},

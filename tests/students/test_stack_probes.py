@@ -1,4 +1,4 @@
-"""Rows of a stack's probes: when, what, and that the training does not notice."""
+"""A stack's probes write the right rows at the right steps, and the training does not notice."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_run_in_fp32_is_its_own_twin() -> None:
 
 
 def test_a_twin_has_the_noise_of_the_runs_without_their_own() -> None:
-    """As an FP32 run of the public code: its noise is not that of the MX run, and nothing comes from disk."""
+    """As in an FP32 run of the public code, its noise is not that of the MX run, and nothing comes from disk."""
     run = settings(own_noise=True, teacher={"kind": "code", "quantized": True})
     assert (run.noise_streams, fp32_twin(run).noise_streams) == (("own_noise",), ("noise",))
     skipped = settings(student={"vector_ops": "code", "norm_ops": "code_skipped"}, teacher={"from_disk": True})
@@ -147,7 +147,7 @@ def test_a_twin_is_needed_where_one_is_asked_for() -> None:
 
 @pytest.mark.slow
 def test_sharpness_with_adam_and_without() -> None:
-    """Preconditioned by what Adam divided the last update by: from the first one on, and not with SGD."""
+    """It is preconditioned by what Adam divided the last update by, from the first update on, but not with SGD."""
     run = settings()
     _, rows, _ = trained(run)
     first, later = (row["values"] for row in rows if row["probe"] == "sharpness" and row["step"] in (0, 3))
@@ -163,7 +163,7 @@ def test_sharpness_with_adam_and_without() -> None:
 
 
 def test_adams_diagonal_is_what_divided_the_update() -> None:
-    """Of Adam without momentum, whose step is lr * g / diagonal."""
+    """Adam has no momentum, so its step is lr * g / diagonal."""
     run = settings(optimizer={"kind": "adam", "betas": [0.0, 0.9], "eps": 1e-3})
     stack = Stack(run, CPU)
     probes = StackProbes(quietly(run).probe, stack)

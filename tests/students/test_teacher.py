@@ -1,4 +1,4 @@
-"""Teachers against the same networks written out, and what is known of their outputs."""
+"""Teachers equal the same networks written out, and their outputs have the known sizes."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def test_sizes_and_biases(kind: str, inner: int) -> None:
 
 
 def test_the_codes_inner_size_with_swiglu() -> None:
-    """2 d / 3 of its width: 341."""
+    """It is 2 d / 3 of its width, 341."""
     code = student(hidden_size=512, num_layers=1, activation="swiglu", swiglu_multiple=1)
     assert build_teacher("code", code, 0).mlp.layers[0].up.weight.shape == (682, 512)
 
 
 def test_the_codes_teacher_is_nearly_zero_and_the_papers_is_not() -> None:
-    """Mean squares at width 512: 3.0e-5 with 3 layers, 8.8e-7 with 4, and 1.17 with residuals."""
+    """At width 512 the mean squares are 3.0e-5 with 3 layers, 8.8e-7 with 4, and 1.17 with residuals."""
     x = samples(size=512)
     for kind, layers, want in (("code", 3, 3.0e-5), ("code", 4, 8.8e-7), ("paper", 4, 1.17)):
         y = build_teacher(kind, student(hidden_size=512, num_layers=layers), 0)(x)
@@ -100,7 +100,7 @@ def test_a_teacher_is_its_seeds(kind: str) -> None:
 
 
 def test_a_teacher_is_no_student_of_the_same_seed() -> None:
-    """Of the same shapes, and one starts from 0 as the other does: it would be a student that has nothing to learn."""
+    """Both have the same shapes and the seed 0. A student equal to its teacher would have nothing to learn."""
     teacher, mlp = build_teacher("paper", student(), 0), ResidualMLP(student(), None, BlockCast(), torch.float32)
     mlp.init_weights([0])
     for own, other in zip(teacher.mlp.parameters(), mlp.parameters(), strict=True):
@@ -120,7 +120,7 @@ def test_an_unknown_teacher_is_refused() -> None:
 
 
 def test_quantized_as_in_the_public_code() -> None:
-    """One block of width 64: the targets change by 8.6 % (measured on that code); GELU is tanh's, in bf16."""
+    """One block of width 64 changes the targets by 8.6 % (measured on that code). GELU is tanh's, in bf16."""
     mlp = student(num_layers=1)
     cast = BlockCast(scale_rule="floor", rounding="away", operand_pre_round=True)
     exact, rounded = (build_teacher("code", mlp, 0, how) for how in (None, TeacherRounding(cast, torch.bfloat16)))

@@ -1,4 +1,4 @@
-"""Stacks of students as runs: whole, killed, stopped, and with replicas that break."""
+"""Stacks of students are trained whole, killed, stopped, and with replicas that break."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_checkpoints_at_other_steps_change_no_bit(tmp_path: Path, undisturbed: R
 def test_a_change_of_precision_matters_from_its_step_on(tmp_path: Path, undisturbed: RunFolder) -> None:
     same = trained(tmp_path, precision__schedule=[{"plan": {"layers.*": "mxfp8"}}])
     differs = (columns(same) != columns(undisturbed)).any(axis=2)
-    assert not differs[: CHANGE + 1, 0].any()  # the loss of that step is still of the same weights and forward
+    assert not differs[: CHANGE + 1, 0].any()  # the loss of that step still has the same weights and forward
     assert not differs[:CHANGE, 1].any()
     assert differs[CHANGE, 1]
     assert differs[CHANGE + 1 :].all()
@@ -244,7 +244,7 @@ def test_a_run_ends_where_its_last_replica_does(
 
 
 def test_the_step_of_death() -> None:
-    """Loss and gradient norm of two replicas; a replica is dead where either is not finite."""
+    """A replica is dead from the step at which its loss or gradient norm is not finite."""
     nan, inf = math.nan, math.inf
     alive, half, dead, also_dead = [[1, 1], [1, 1]], [[1, nan], [1, 1]], [[nan, 1], [1, inf]], [[nan, nan], [nan, nan]]
     cases: list[tuple[list[Any], int | None]] = [

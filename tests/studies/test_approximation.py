@@ -1,4 +1,4 @@
-"""The approximation study as a kind of run: seeds, refusals, what a run leaves and says, a kill in between."""
+"""The approximation study, as a kind of run, has seeds, refusals, tables and a report, and survives a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the approximation study finds of casts, against numpy and what was counted with public code."""
+"""What the approximation study finds about casts agrees with numpy and with counts by public code."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_without_ties_the_rounding_of_ties_does_nothing(quality: pd.DataFrame) -
 
 
 def test_formats_are_those_of_the_recipe() -> None:
-    """MXFP8 recipe, table 1, and E1M2, which it has not.
+    """The formats have the numbers of the MXFP8 recipe, table 1, which lacks E1M2.
 
     The smallest number that it prints for E3M2 is a slip: 2^-3 would be 7.8 binades.
     """
@@ -105,7 +105,10 @@ def test_formats_are_those_of_the_recipe() -> None:
 
 
 def test_a_cast_along_rows_is_none_along_columns_but_is_that_of_its_shards() -> None:
-    """Other scales part the stored elements; decoded they differ where one of the two overflows or is subnormal."""
+    """A cast along rows is not one along columns, but equals the casts of its shards.
+
+    Other scales give other stored elements. Decoded, they differ if one of the two overflows or is subnormal.
+    """
     rows = pd.DataFrame(TABLES["orientations"](Approximation())).set_index(["casts", "scale_rule"])
     assert (rows.loc["rows, columns", "stored_differ"] > 0.1).all()
     assert (rows.drop("rows, rows of each shard", level="casts")["decoded_differ"] > 0).all()

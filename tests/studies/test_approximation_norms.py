@@ -1,4 +1,7 @@
-"""What the approximation study finds of norms: figure 2, Theorem 1, Lemmas 1 and 2, against numpy and closed forms."""
+"""What the approximation study finds about norms agrees with numpy and closed forms.
+
+It covers figure 2, Theorem 1, and Lemmas 1 and 2.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def test_distributions_are_counts_of_codes(fmt: str, block_size: int, rule: str)
             got = rows.get_group((norm, std, "element")).set_index("value")["count"]
             assert got.sum() == x.size
             wanted = dict(zip(*np.unique(values + 0.0, return_counts=True), strict=True))
-            # x / rms is float32 there and float64 here: an element close to a tie may fall to the other side
+            # x / rms is float32 there and float64 here, so an element close to a tie may fall to the other side.
             assert sum(abs(got.get(v, 0) - wanted.get(v, 0)) for v in {*got.index, *wanted}) <= 4
             exponents = dict(zip(*np.unique(scales.astype(int) - 127, return_counts=True), strict=True))
             assert rows.get_group((norm, std, "scale exponent")).set_index("value")["count"].to_dict() == exponents
@@ -54,7 +57,7 @@ def test_after_a_norm_the_standard_deviation_of_its_input_has_gone() -> None:
     for norm in ("RMSNorm", "MXNorm p=1", "MXNorm p=2"):
         assert means[norm, 0.1] == pytest.approx(means[norm, 10.0], abs=0.05)
         assert means[norm, 0.1] == pytest.approx(means["RMSNorm", 0.1], abs=0.02)
-    assert means["no norm", 10.0] - means["no norm", 0.1] == pytest.approx(math.log2(100), abs=1)  # of whole binades
+    assert means["no norm", 10.0] - means["no norm", 0.1] == pytest.approx(math.log2(100), abs=1)  # up to a binade
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,7 @@ def fidelity() -> pd.DataFrame:
 
 @pytest.mark.integration
 def test_mxnorm_explains_rmsnorm_and_a_cast(fidelity: pd.DataFrame) -> None:
-    """What is asked of it with blocks of 32: 0.9975 for rows of 1024, 0.9985 for rows of 4096, in every draw."""
+    """With blocks of 32 it must be 0.9975 for rows of 1024, and 0.9985 for rows of 4096, in every draw."""
     rows = fidelity[(fidelity["block_size"] == 32) & (fidelity["p"] == 2)].set_index("blocks")["r_squared"]
     assert len(rows.loc[32]) == len(rows.loc[128]) == 3
     assert 0.9975 <= rows.loc[32].min() <= rows.loc[32].max() < 1
@@ -94,7 +97,7 @@ def test_r_squared_is_that_of_the_decoded_tensors(fidelity: pd.DataFrame) -> Non
 
 @each("block_size", [16, 32, 64])
 def test_limits_by_closed_forms(block_size: int) -> None:
-    """E[max] of B uniform, exponential numbers: B / (B + p) sqrt(3)^p; harmonic numbers over sqrt(2)^p."""
+    """E[max] of B uniform numbers is B / (B + p) sqrt(3)^p, and of exponential ones harmonic numbers over sqrt(2)^p."""
     harmonic = sum(1 / i for i in range(1, block_size + 1))
     squares = sum(1 / i**2 for i in range(1, block_size + 1))
     for p in (1.0, 2.0):
@@ -113,7 +116,7 @@ def test_limits_by_closed_forms(block_size: int) -> None:
 
 @pytest.fixture(scope="module")
 def convergence() -> pd.DataFrame:
-    """Up to 256 blocks a row."""
+    """Return the table for up to 256 blocks per row."""
     return table("convergence", draws=16, max_blocks=16)
 
 

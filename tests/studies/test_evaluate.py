@@ -1,4 +1,4 @@
-"""Evaluation of a checkpoint as a kind of run: what it leaves and says, a kill in between."""
+"""The evaluation of a checkpoint, as a kind of run, leaves its tables and report, and survives a kill."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_scores_are_means_of_samples(evaluated: RunFolder) -> None:
         assert by_row.loc[(task, form), "documents"] == len(own)
     chances = by_row["chance"].xs("cf", level="form").to_dict()
     assert chances == pytest.approx({"csqa": 1 / 5, "mmlu": 1 / 4, "winogrande": 1 / 2, "average of 2": 0.35})
-    assert by_row.loc[("mmlu", "cf"), "truncated_requests"] == 40  # bytes, and a model of 64 of them
+    assert by_row.loc[("mmlu", "cf"), "truncated_requests"] == 40  # bytes, in a model of 64 of them
     assert by_row.loc[("winogrande", "cf"), "truncated_requests"] == 0
     pair = by_row.loc[[("csqa", "cf"), ("winogrande", "cf")]]
     average = by_row.loc[("average of 2", "cf")]
@@ -156,7 +156,7 @@ def test_the_training_run_has_the_scores_in_mlflow(asked: list[str], uri: str, c
         f"checkpoint={training.status().fingerprint[:8]}"
     ]
     run_here(tmp_path, *here, f"tracking.uri={uri}")
-    run_here(tmp_path, *here, f"tracking.uri={uri}", "precision=mxfp4")  # another model than the one trained
+    run_here(tmp_path, *here, f"tracking.uri={uri}", "precision=mxfp4")  # not the model that was trained
     own, _ = sorted(find_runs(tmp_path / "runs", "olmes/*"), key=lambda one: one.status().started_s)
     scores = results.load([own.path], "scores").set_index(["task", "form"])["score"]
     client = connect(uri)
@@ -189,7 +189,7 @@ def test_what_the_training_run_was_not_told_it_is_told_by_the_same_command(
 
 
 def test_a_run_names_its_newest_checkpoint_when_it_is_planned(asked: list[str], tmp_path: Path) -> None:
-    """Not when it runs: by then training may have written another."""
+    """When it runs, training may have written another."""
     (one,) = compose(*asked, f"runs_dir={tmp_path}")
     (job,) = plan([one])
     assert job.config.checkpoint.endswith("/checkpoints/step_00000010")

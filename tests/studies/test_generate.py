@@ -1,4 +1,4 @@
-"""Texts of a checkpoint as a kind of run, and those that a training writes of its own model as it goes on."""
+"""Texts of a checkpoint, as a kind of run, are right, and so are those that a training writes as it goes on."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_checkpoint_continues_a_prompt_and_shows_it_again(
 def test_checkpoints_are_shown_side_by_side_in_any_precision(
     trained: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One of them in Hugging Face's format, which is asked in bf16; with draws or without, kept or not."""
+    """One is in Hugging Face's format and runs in bf16. Draws and cached keys are on or off."""
     folder = tmp_path / "exported"
     path = checkpoints.find(str(trained.path), Path("runs"))
     what = checkpoints.describe(path)

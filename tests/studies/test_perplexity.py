@@ -1,4 +1,4 @@
-"""Perplexity of a checkpoint as a kind of run: its tables against training's own loss, a kill, comparisons."""
+"""Perplexity of a checkpoint, as a kind of run, has training's own loss in its tables, and survives a kill."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXACT = ("norm=rmsnorm", "precision=fp32", "compute=fp32")
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Forty documents, as the override that names them."""
+    """Return the override that names forty documents."""
     return corpus(tmp_path_factory.mktemp("texts"))
 
 
@@ -91,7 +91,7 @@ def test_the_first_documents_of_a_split_each_once(tmp_path: Path) -> None:
 
 
 class Scores:
-    """A scorer for which every token has the loss `nats`."""
+    """A scorer that gives every token the loss `nats`."""
 
     def __init__(self, nats: float) -> None:
         self.nats, self.asked = nats, 0
@@ -149,7 +149,10 @@ def test_totals_by_hand() -> None:
 
 @pytest.mark.integration
 def test_the_loss_is_what_training_calls_it(scored: RunFolder, asked: list[str], texts: str) -> None:
-    """Windows of T + 1 tokens at stride T over EOS and the text; training's loss function on training's model."""
+    """The loss is training's own: its loss function on its model.
+
+    Windows have T + 1 tokens at stride T over EOS and the text.
+    """
     path, what = of_checkpoint.described(settings(*asked, *EXACT))
     model = checkpoints.load(path, what, torch.device("cpu"))
     rows = results.load([scored.path], "documents").set_index("document")
@@ -210,7 +213,7 @@ def test_more_context_is_another_run_with_another_loss(
 
 @dataclass(frozen=True)
 class SmallChunks(Fault):
-    """Documents are kept a few at a time."""
+    """Keeps documents a few at a time."""
 
     def install(self) -> None:
         checks.CHUNK_CHARACTERS = 2000  # in a process of its own
@@ -224,7 +227,7 @@ def test_a_killed_run_goes_on_with_the_next_chunk(asked: list[str], scored: RunF
     (begun,) = find_runs(tmp_path / "runs")
     parts = sorted((begun.path / "tables").glob("documents*.parquet"))
     assert [part.name for part in parts] == ["documents_00000.parquet", "documents_00001.parquet"]
-    for part in parts:  # to see that they are read, not made again
+    for part in parts:  # to show that they are read, not made again
         table, provenance = results.read_table(part)
         results.write_table(table.assign(nats=table["nats"] + 1000.0), part, provenance)
     code, said = run(tmp_path, *asked, *EXACT, fault=SmallChunks("nothing"))
@@ -270,7 +273,7 @@ def test_a_difference_is_one_of_sums_over_documents() -> None:
     both = pd.DataFrame({"nats": [3.0, 10.0], "nats_theirs": [1.0, 14.0], "bytes": [1, 9], "tokens": [1, 3]})
     by_byte, by_token = perplexity_tables.UNITS
     found = perplexity_tables.difference(both, by_token)
-    assert found == pytest.approx((-2 / 4, -4 / 3, 2.0))  # both draws of one and the same document are frequent
+    assert found == pytest.approx((-2 / 4, -4 / 3, 2.0))  # both draws often take one and the same document
     assert perplexity_tables.difference(both, by_byte).value == pytest.approx(-2 / 10 / math.log(2))
     same = both.assign(nats_theirs=both["nats"])
     assert perplexity_tables.difference(same, by_byte) == (0.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""+experiment=prepare_data: what it leaves and says, a kill, damage, and the training that finds its shards."""
+"""+experiment=prepare_data leaves shards and a report, survives a kill and damage, and feeds the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a corpus when a run is planned: that it is too short, if it is prepared."""
+"""A corpus that is too short is refused when a run is planned, if it is prepared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """A command on a corpus that is prepared."""
+    """Return a command on a corpus that is prepared."""
     folder = tmp_path_factory.mktemp("prepared")
     words = (*SMALL, *OWN_TEXT, corpus(folder), f"cache_dir={folder}/cache", f"runs_dir={folder}/runs")
     config = read_run(compose_job(*words).values)

@@ -1,4 +1,4 @@
-"""A training on a blend that changes: what it records, resuming across the change, ranks and micro-batches."""
+"""A training on a blend that changes records it, resumes across the change, and works with ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write(folder: Path) -> None:
 
 
 def words(folder: Path) -> tuple[str, ...]:
-    """The command line's words for a blend of the two corpora in that folder."""
+    """Return the command line's words for a blend of the two corpora in that folder."""
     own = "{{kind: files, format: jsonl, paths: ['{}/{}.jsonl'], validation_fraction: 0.2}}"
     corpora = (f"+data.corpora.{name}={own.format(folder, name)}" for name in TEXTS)
     return *TINY, PHASES, *corpora, f"cache_dir={folder}/cache"
@@ -117,7 +117,10 @@ def test_a_run_goes_on_to_the_same_bits_before_and_after_the_blend_has_changed(
 
 @pytest.mark.slow
 def test_two_ranks_take_the_same_samples(tmp_path: Path, blended: tuple[str, ...], undisturbed: Path) -> None:
-    """Their sums over ranks are ordered otherwise, so that the last bits differ; a resumed run's do not."""
+    """Two ranks see the samples that one process sees.
+
+    Sums over ranks have another order, so the last bits differ. A resumed run's do not.
+    """
     two = ran(tmp_path, made(tmp_path, *blended, MICRO), ranks=2)
     assert losses(two) == pytest.approx(losses(undisturbed), abs=2e-3)
     assert losses(two)[0] == pytest.approx(losses(undisturbed)[0], rel=1e-6)

@@ -1,4 +1,7 @@
-"""A run over several processes, from its folder alone: checkpoints, journal, and what happens when one of them ends."""
+"""A run over several processes works from its folder alone.
+
+It has checkpoints and a journal, and ends well when one of the processes ends.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def made(folder: Path, cache: str, *overrides: str) -> Path:
 
 
 def ran(folder: Path, run: Path, ranks: int) -> None:
-    """Alone, in this process, where it is one."""
+    """Train the run with so many ranks, or in this process with one."""
     if ranks == 1:
         assert study_of("pretrain").run(RunFolder(run).config(), RunFolder(run), "test") == "finished"
     else:
@@ -105,13 +108,16 @@ def test_the_journal_has_every_ranks_pace(two: Path) -> None:
         assert min(values[name]) > 0
     assert all(own < step for own, step in zip(values["own_ms"], values["step_ms"], strict=True))
     tokens = sum(rate * ms / 1e3 for rate, ms in zip(values["tokens_per_s"], values["step_ms"], strict=True))
-    assert tokens == pytest.approx(4 * 64)  # of a rate that was rounded
+    assert tokens == pytest.approx(4 * 64)  # the rate was rounded
     assert len(rows(two, "hosts")[0]["hosts"]) == 2
 
 
 @pytest.mark.parametrize("lives", [(1, 2), pytest.param((4, 1, 2), marks=pytest.mark.slow)])
 def test_a_checkpoint_of_two_ranks_is_read_by_any_number(lives: tuple[int, ...], tmp_path: Path, two: Path) -> None:
-    """The second life goes on from what 2 ranks wrote at step 4, the later ones from what another number did at 8."""
+    """The second life continues from what 2 ranks wrote at step 4.
+
+    The later ones continue from what another number of ranks wrote at 8.
+    """
     run = gang.killed_after(two, 4, tmp_path)
     ran(tmp_path, run, lives[0])
     for ranks in lives[1:]:
@@ -169,7 +175,7 @@ def test_a_checkpoint_of_two_ranks_is_a_model_for_whoever_reads_it(two: Path) ->
 
 
 def test_checkpoints_of_two_ranks_and_of_one_hold_the_same(two: Path, undisturbed: Path) -> None:
-    """All of it in FP32, also after a validation, which leaves gathered weights behind."""
+    """All of it is in FP32, also after a validation, which leaves gathered weights behind."""
 
     def held(run: Path) -> dict[str, tuple[torch.dtype, int]]:
         found: dict[str, tuple[torch.dtype, int]] = {}

@@ -1,4 +1,4 @@
-"""The end of a sweep of pre-trainings: an arm a row, with its seeds' mean and interval, and everyone counted."""
+"""A sweep of pre-trainings ends with a row per arm, with its seeds' mean and interval, and counts everyone."""
 
 import io
 import math
@@ -18,7 +18,10 @@ NAN = float("nan")
 
 
 def swept(*arms, baseline=None):
-    """Runs of arms (norm, losses by seed, further values of the config); a loss that is NaN is of a diverged run."""
+    """Return runs of arms, each with its norm, losses by seed, and further values of the config.
+
+    A run with a NaN loss has diverged.
+    """
     rows = [
         {f"config.{key}": value for key, value in pretrain(norm, seed=seed, data_seed=seed, **others).items()}
         | {"choice.norm": norm, "choice.precision": "mxfp8", "fingerprint": f"{norm}{seed}{others}"}
@@ -36,7 +39,7 @@ def table(runs):
 
 
 def test_an_arm_is_a_row_with_the_mean_of_its_seeds_and_the_difference_paired_by_seed():
-    """Every row was compared with `rmsnorm seed=0`."""
+    """Every row was once compared with `rmsnorm seed=0`."""
     rows = table(swept(("rmsnorm", [1.0, 2.0, 3.0]), ("mxnorm_p2", [1.1, 2.2, 3.3])))
     cells = columns(rows)
     assert cells["arm"] == ["rmsnorm", "mxnorm_p2"]
@@ -73,7 +76,7 @@ def test_pairs_that_are_missing_are_said(ours, theirs):
 
 @each("baseline", [{}, {"norm": "rmsnorm"}, {"norm": "layernorm"}])
 def test_a_sole_arm_is_compared_with_nothing(baseline):
-    """It was called baseline, and its difference that 'of the arm with  and everything else the same'."""
+    """It was once called its own baseline."""
     rows = table(swept(("rmsnorm", [1.0, 2.0]), baseline=baseline))
     assert "diff" not in columns(rows)
     assert "diff" not in legend(rows, baseline)[0]
@@ -81,7 +84,7 @@ def test_a_sole_arm_is_compared_with_nothing(baseline):
 
 
 def test_learning_rates_are_compared_with_their_own_baseline():
-    """They were pooled as replicates."""
+    """They were once pooled as replicates."""
     slow, fast = {"optimizer__lr": 1e-3}, {"optimizer__lr": 2e-3}
     arms = [(norm, losses, lr) for lr, losses in ((slow, [1.0]), (fast, [5.0])) for norm in ("rmsnorm", "mxnorm_p2")]
     rows = table(swept(*arms, baseline={"norm": "rmsnorm"}))

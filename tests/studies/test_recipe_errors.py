@@ -1,4 +1,4 @@
-"""The errors of recipes' operands on random tensors, against what was computed apart from this project."""
+"""The errors of recipes' operands on random tensors equal those computed apart from this project."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mxstudy.studies.approximation.recipe_errors import CELL, check_recipes, rec
 from mxstudy.studies.approximation.run import show_recipe_errors, tables_of
 from mxstudy.studies.approximation.tables import TABLES
 
-# On N(0, 1), from numpy: the noise over the signal, and the slope less 1 in percent.
+# From numpy, on N(0, 1): noise divided by signal, and the slope minus 1 in percent.
 GAUSSIAN = {
     ("nvfp4_parts", "forward_x"): (0.0090, -0.45),
     ("nvfp4", "dgrad_dh"): (0.0188, -0.34),  # stochastic

@@ -1,4 +1,4 @@
-"""What a trained model cannot be asked for is refused before anything runs: in one line, with the full key."""
+"""What a trained model cannot do is refused before anything runs, in one line, with the full key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A colour an arm, which it keeps when others are added."""
+"""Each arm has a colour, which it keeps when others are added."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_arm_has_its_own_colour_and_keeps_it_when_others_are_added() -> No
     assert len({*colors}) == 16
     for count in (1, 2, 5, 15):
         assert [arm.color for arm in arms_of(runs[:count])] == colors[:count]
-    assert [arm.color for arm in arms_of([*runs, run()])][-1] == KNOWN["rmsnorm"]  # nobody has taken it
+    assert [arm.color for arm in arms_of([*runs, run()])][-1] == KNOWN["rmsnorm"]  # no arm has it
 
 
 def test_a_recipe_has_its_colour_whatever_model_it_trains() -> None:

@@ -1,4 +1,4 @@
-"""Names of arms: the shortest that tell them apart, from choices where they say it all, else from values."""
+"""Names of arms are the shortest that tell them apart, from choices if these say it all, else from values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_only_what_differs_is_named() -> None:
 
 
 def test_what_goes_along_with_a_choice_is_left_out() -> None:
-    """A larger model with a smaller micro-batch is named by the model."""
+    """A larger model with a smaller micro-batch is named by the model alone."""
     sizes: dict[str, Any] = {"small": {"model__num_layers": 8}, "large": {"model__num_layers": 16, "train__steps": 9}}
     made = [Described(pretrain(**values), {"model": model}) for model, values in sizes.items()]
     assert names(*made) == ["model=small", "model=large"]
@@ -35,7 +35,7 @@ def test_without_choices_values_are_named_but_for_what_a_choice_gives_exactly() 
 
 
 def test_two_values_of_which_each_is_given_by_a_choice_are_told_apart() -> None:
-    """floor is what fidelity=clean starts from, and even is what it sets itself: neither departs from it."""
+    """away is what fidelity=clean starts from, and even is what it sets itself, so neither departs from it."""
     runs = [
         Described(pretrain(precision__rounding=r), {"precision": "mxfp8", "norm": "rmsnorm", "fidelity": "clean"})
         for r in ("even", "away")
@@ -49,7 +49,7 @@ def test_a_key_is_as_short_as_it_can_be() -> None:
 
 
 def test_numbers_have_the_digits_that_they_need() -> None:
-    """2.000001 was p=2, and two seeds above a million were one."""
+    """2.000001 was once p=2, and two seeds above a million were one."""
     assert texts_of([0.0001220703125, 2.0, True, None]) == ["0.0001220703125", "2", "true", "null"]
     assert texts_of([300.0, 1e-5, 1234567.0, 0.1, math.inf]) == ["300", "1e-05", "1234567", "0.1", "inf"]
     for powers in ([2.000001], [2.000002], [2.000001, 3.0], [2.000001, 2.0]):

@@ -1,4 +1,4 @@
-"""Runs are of one arm if their configs agree but for seeds, whatever their users typed."""
+"""Runs belong to one arm if their configs agree except for seeds, whatever their users typed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def names(*runs: Described) -> list[str]:
 
 
 def test_seeds_part_no_arms_and_numbers_do() -> None:
-    """MXNorm with p=4 was named, tagged and pooled with p=2: its choice is the same."""
+    """MXNorm with p=4 was once named, tagged and pooled with p=2, because its choice is the same."""
     seeds = [run("mxnorm_p2", seed=seed, data_seed=seed) for seed in range(3)]
     assert len({*names(*seeds)}) == 1
     assert names(*seeds, run("mxnorm_p2", norm__p=4.0)) == ["mxnorm_p2"] * 3 + ["mxnorm_p2 p=4"]
@@ -40,7 +40,7 @@ def test_what_changes_no_number_parts_no_arms() -> None:
 
 
 def test_parts_of_two_kinds_part_arms_even_if_both_are_as_their_kinds_default_is() -> None:
-    """As in a fingerprint, the kind counts where it is the default of its class."""
+    """As in a fingerprint, the kind counts even if it is the default of its class."""
     runs = [run(), run(norm__kind="layernorm"), Described(pretrain() | {"norm.kind": None}, {"norm": "none"})]
     assert len({*names(*runs)}) == 3
 

@@ -1,4 +1,4 @@
-"""What a choice's file gives, read without Hydra, is what Hydra composes."""
+"""A choice's file, read without Hydra, gives what Hydra composes."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ def test_a_choice_gives_what_its_file_and_those_below_it_say() -> None:
 def test_another_value_of_the_same_file_is_looked_up() -> None:
     nvfp4, olmo = given("precision", "nvfp4") or {}, given("model", "olmo") or {}
     assert nvfp4["precision.recipes.nvfp4.wgrad_dh.rounding"] == "stochastic"
-    assert olmo["model.hidden_size"] == "${times:64,${.num_heads}}"  # that is for Hydra to work out
+    assert olmo["model.hidden_size"] == "${times:64,${.num_heads}}"  # Hydra computes it

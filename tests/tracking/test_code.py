@@ -1,4 +1,4 @@
-"""The code identity of a run: what changes it, what does not, and what of it is compared."""
+"""A run's code identity changes with what decides numbers and with nothing else, and is compared."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_nobody_calls_what_is_left_out_as_uncalled() -> None:
     names = {"mxstudy." + path.removesuffix(".py").replace("/", ".") for path in UNCALLED}
     assert names <= MODULES.keys()
     callers = {module for module in MODULES if module.startswith("mxstudy.") and own_imports(module) & names}
-    assert callers - names == {"mxstudy.kernels"}  # which offers what others call
+    assert callers - names == {"mxstudy.kernels"}  # offers what others call
 
 
 def test_what_is_only_printed_decides_no_number() -> None:
@@ -170,7 +170,7 @@ def test_what_is_only_printed_decides_no_number() -> None:
 def test_the_code_of_every_commit_that_results_name_is_known() -> None:
     known = json.loads(BY_COMMIT.read_text())
     assert set(commits_in(tables_of_runs())) <= known.keys(), "python tests/code_by_commit.py adds them"
-    younger = {"generate"}  # kinds of run that no commit had which recorded no code
+    younger = {"generate"}  # no commit without recorded code had these kinds of run
     assert all(STUDIES.keys() - younger <= codes.keys() <= STUDIES.keys() for codes in known.values())
     assert code_at("f" * 40, False, "pretrain") == code_at(next(iter(known)), True, "pretrain") == "unknown"
 
@@ -185,7 +185,7 @@ def test_commits_stand_in_where_runs_recorded_no_code(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_a_commit_has_the_recorded_code() -> None:
-    """Of two that differ in a kernel that no run calls, too."""
+    """This also holds for two commits that differ in a kernel that no run calls."""
     first, second = "66f0e71907fb6857a6e0dde2a1e66db23d4c569d", "ecf28fc94da26f9b78d653778a025397f87dcf00"
     try:
         found = codes_at(first)

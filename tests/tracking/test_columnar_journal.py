@@ -1,4 +1,4 @@
-"""The columnar journal: what is flushed is there, what a resume supersedes is not, and damage is said."""
+"""In the columnar journal, flushed rows survive, resumed rows replace others, and damage is reported."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_truncated_file_is_refused(folder: Path, share: float) -> None:
 
 
 def test_no_flipped_bit_goes_unnoticed(folder: Path) -> None:
-    """A bit every 97 bytes, one at a time: it is refused, or what is read is what was written."""
+    """One bit in every 97 bytes is flipped. The file is refused, or what is read is what was written."""
     write(folder, values(ROWS), ROWS)
     path = folder / "steps_00000000.parquet"
     whole, refused = path.read_bytes(), 0
@@ -128,4 +128,4 @@ def test_no_flipped_bit_goes_unnoticed(folder: Path) -> None:
             assert same(read_columns(folder, S), values(ROWS)), place
         except ColumnsError:
             refused += 1
-    assert refused > 0.9 * len(range(0, len(whole) - 2000, 97))  # the footer says things that nobody reads
+    assert refused > 0.9 * len(range(0, len(whole) - 2000, 97))  # nobody reads some parts of the footer

@@ -1,4 +1,4 @@
-"""What a reviewer's browser is given: plain HTTP against a real server."""
+"""A reviewer's browser gets what it should, by plain HTTP from a real server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def row_of(name: str, step: int, **values: Any) -> dict[str, Any]:
 
 
 def journal(diverges: bool) -> list[dict[str, Any]]:
-    """Three steps with probes, a spike at the second, and in the end a validation or a NaN."""
+    """Return three steps with probes, a spike at the second, and at the end a validation or a NaN."""
     rows = [training_row(step) for step in range(3)] + [{"step": 1, "spike": {"loss": 4.9, "mean": 4.0, "std": 0.1}}]
     rows += [row_of("norm_output_rms", 1, **{"layers.0.attention_norm/rms": 0.99})]
     rows += [row_of("saturation", 1, **{"layers.0.wo/forward_x/overflow_fraction": 0.125})]

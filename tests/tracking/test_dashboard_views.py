@@ -1,4 +1,4 @@
-"""What our views of an experiment in MLflow show, and when it gets them."""
+"""Our views of an experiment in MLflow show what they should, and it gets them when it should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's folder: atomic status, one writer, a heart that beats and says nothing else."""
+"""A run's folder has an atomic status, one writer, and a heartbeat that says nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal: what is written is read back, whatever was killed, cut or resumed in between."""
+"""The journal gives back what was written, whatever was killed, cut or resumed in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which experiments and sweeps a run belongs to, and which run a reader finds while it is trained again."""
+"""A run knows its experiments and sweeps, and a reader finds a run while it is trained again."""
 
 from __future__ import annotations
 

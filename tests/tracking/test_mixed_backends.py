@@ -1,4 +1,4 @@
-"""On what runs ran, and the sentence for arms that do not run on the same."""
+"""Runs know their backends, and a sentence names arms that ran on different ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUICKSTART = {
 
 
 def began_on(folder: RunFolder, *backends: str | None) -> RunFolder:
-    """Once on each, resumptions and all."""
+    """Return a run that began on each of these, with its resumptions."""
     first, *later = ({} if backend is None else {"backend": backend} for backend in backends)
     folder.set_provenance(folder.provenance() | first)
     for again in later:
@@ -39,7 +39,7 @@ def test_the_backends_of_a_schedule_are_said_by_step() -> None:
     assert backends_by_step([(0, None)]) is None
     said = backends_by_step(rows)
     assert said == "reference then from step 500 fused then from step 900 fused, reference"
-    assert all_backends([said, None, said]) == said  # the run went on
+    assert all_backends([said, None, said]) == said  # the run continued
     assert all_backends([said, "native"]) == "fused, native, reference"
 
 
@@ -68,7 +68,7 @@ def test_nothing_is_said_of_arms_on_one_backend_nor_of_what_is_not_known(backend
 
 
 def test_a_folder_knows_every_backend_that_its_run_was_begun_on(folder: RunFolder) -> None:
-    assert folder.backend() is None  # as of a run from before there were any
+    assert folder.backend() is None  # as in a run from before there were any
     assert began_on(folder, "fused", None, "reference").backend() == "fused, reference"
 
 

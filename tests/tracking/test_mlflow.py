@@ -1,4 +1,4 @@
-"""The mirror against real stores: every point of the journal arrives, once."""
+"""Every point of the journal arrives once in real stores of MLflow."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_file_that_is_no_database_is_one_line_soon(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a database at all, but long enough to be looked at" * 20)
     uri, before_s = f"sqlite:///{tmp_path / 'notes.txt'}", time.monotonic()
     assert create_store(uri) == f"{uri}: DatabaseError: file is not a database"
-    assert time.monotonic() - before_s < 20  # MLflow itself would go on for 100
+    assert time.monotonic() - before_s < 20  # MLflow itself would continue for 100
 
 
 def test_every_number_arrives_with_the_journals_time(uri: str, folder: RunFolder) -> None:
@@ -93,7 +93,7 @@ def test_texts_arrive_as_files_before_the_run_has_ended(uri: str, folder: RunFol
     write_rows(folder, rows)
     follower = mirror(uri, folder)
     follower.start()
-    follower.covered(2)  # a checkpoint: what was written after it may be superseded
+    follower.covered(2)  # a checkpoint: a resumed run may replace what was written after it
     client, found = connect(uri), []
     for _ in range(600):
         run_id = folder.status().mlflow_run_id

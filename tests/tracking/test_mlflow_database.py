@@ -1,4 +1,4 @@
-"""MLflow's SQLite file: there whole or not at all, whoever is killed and however many begin at once."""
+"""MLflow's SQLite file exists whole or not at all, whoever is killed and however many begin at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_it_is_made_once_and_leaves_nothing_else(made: Path) -> None:
 
 
 def half_made(path: Path) -> None:
-    """As MLflow leaves it when it is killed in a migration: tables, one of them temporary, and no experiment."""
+    """Leave what MLflow leaves when it is killed in a migration: tables, one of them temporary, and no experiment."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE experiments (experiment_id INTEGER)")
         connection.execute("CREATE TABLE _alembic_tmp_experiments (experiment_id INTEGER)")
@@ -85,7 +85,7 @@ def test_four_that_begin_at_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_killed_at_any_moment_of_its_birth(tmp_path: Path, sent: signal.Signals) -> None:
-    """Kill twice with each signal, at any moment from the first byte of the temporary file on."""
+    """It is killed twice with each signal, at any moment from the first byte of the temporary file on."""
     rng = random.Random(int(sent))
     for number in range(2):
         path = tmp_path / str(number) / "mlflow.db"

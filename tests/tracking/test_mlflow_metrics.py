@@ -1,4 +1,4 @@
-"""Where a journal's numbers are in MLflow."""
+"""A journal's numbers have their places in MLflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep's parent run: one of it, whatever was launched again, deleted or away."""
+"""A sweep has one parent run, whatever was launched again, deleted or away."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_sweep_shows_its_runs_whoever_trained_them(uri: str, tmp_path: Path, m
         folder.join(Membership(experiment="slow", label=f"of {folder.path.name[0]}", choices=choices))
     second = replace(sweep_of(uri, shared, own), experiment="slow", name="both: seed")
     send(own, second.begin())
-    assert mirror_of(shared.config(), shared, "norm=rmsnorm").catch_up() is None  # nothing but its memberships
+    assert mirror_of(shared.config(), shared, "norm=rmsnorm").catch_up() is None  # only its memberships
     second.end("finished", TABLE)
     parent = get(uri, second.begin())
     link, table, others = parent.data.tags[NOTE].split("\n\n")

@@ -1,4 +1,4 @@
-"""The mirror when a store, the network or the process itself fails: every point arrives all the same, once."""
+"""Every point arrives once, even if a store, the network or the process itself fails."""
 
 from __future__ import annotations
 
@@ -88,7 +88,10 @@ def test_a_database_that_is_read_only_at_first_is_one_line_and_gets_everything(
 
 
 def unreliable(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every second call with metrics raises after it has been obeyed, as one that takes too long; the sizes of all."""
+    """Make every second call with metrics raise after it was obeyed, like one that takes too long.
+
+    Return the sizes of all calls.
+    """
     from mlflow import MlflowClient
 
     obeyed, sizes = MlflowClient.log_batch, []
@@ -116,7 +119,7 @@ def test_calls_that_seem_to_fail_are_repeated_as_long_as_others_succeed(
     write_rows(folder, [row for step in range(30) for row in (training_row(step), {"step": step} | spike)])
     send(uri, folder)
     assert time.monotonic() - began_s > 1.5
-    assert sizes == [20] * 20 + [10] * 2  # seven points a step; a call is repeated, and no other is
+    assert sizes == [20] * 20 + [10] * 2  # seven points per step; a call is repeated, and no other is
     assert points(uri) == losses(folder)
     assert points(uri, "train/spikes") == [(step, step + 1.0) for step in range(30)]
 

@@ -1,4 +1,4 @@
-"""MLflow's server on a PostgreSQL of its own, under a team's load: every point arrives once, whatever is killed."""
+"""With a team's load on an MLflow server on PostgreSQL, every point arrives once, whatever is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.postgresql
 
 
 def missing() -> str:
-    """What of a PostgreSQL is not installed here, and how to install it."""
+    """Return what of a PostgreSQL is not installed here, and how to install it."""
     if importlib.util.find_spec("psycopg") is None:
         return "no driver for PostgreSQL here: pip install 'psycopg[binary]'"
     try:

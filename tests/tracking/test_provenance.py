@@ -1,4 +1,4 @@
-"""Which code ran: the commit of the repository that tracks the code, and of no other."""
+"""The recorded code is the commit of the repository that tracks the code, and of no other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mxstudy.tracking.provenance import provenance
 
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A file in a repository of its own, taken for the module."""
+    """Put a file into a repository of its own, in place of the module."""
     file = tmp_path / "code.py"
     file.write_text("")
     monkeypatch.setattr(module, "__file__", str(file))

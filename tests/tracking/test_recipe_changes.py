@@ -1,4 +1,4 @@
-"""Arms with recipes of conf/precision are named by their file, and by the fields that an override has changed."""
+"""Arms with recipes of conf/precision are named by their file, and by the fields that an override changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that takes calls and answers none: it is known as such to all of a process, and costs one call's time."""
+"""A server that accepts calls and answers none is known to the whole process, and costs the time of one call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a server that accepts connections, and answers none."""
+    """Return the address of a server that accepts connections and answers none."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", str(ASKED_S))
     monkeypatch.setattr(silence, "SILENT_S", ASKED_S - 0.2)
     quiet_mlflow()  # the import takes seconds
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def waited(uri: str, folder: RunFolder) -> tuple[float, str]:
-    """How long a run waits at its end, and what it says."""
+    """Return how long a run waits at its end, and what it says."""
     follower = mirror(uri, folder)
     follower.start()
     began_s = time.monotonic()
@@ -88,7 +88,7 @@ def test_a_call_that_is_answered_or_a_while_without_one_ends_it(silent: str, mon
     monkeypatch.setattr(silence, "FORGET_S", 60.0)
     assert answers_of(silent).is_silent
     with pytest.raises(ConnectionRefusedError), answers_of(silent).asking():
-        raise ConnectionRefusedError  # which is an answer: such a server may just be starting
+        raise ConnectionRefusedError  # an answer, because such a server may just be starting
     assert not answers_of(silent).is_silent
 
 

@@ -1,4 +1,4 @@
-"""A config.yaml that was changed by hand, and is valid, is another run's: it is refused wherever it is read."""
+"""A valid config.yaml that was changed by hand belongs to another run, and is refused wherever it is read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_it_is_left_out_of_a_list_of_runs_and_named(
 
 
 def test_what_decides_no_number_may_change(folder: RunFolder) -> None:
-    """Change what a resumed run may change, and the order and layout of the file: neither decides a number."""
+    """What a resumed run may change, and the order and layout of the file, decide no number."""
     edit(folder, "cache_dir: .cache", "# moved\ncache_dir:   /elsewhere")
     assert folder.config().cache_dir == "/elsewhere"
     later = changed(folder.config(), cache_dir=".cache", runs_dir="other")

@@ -161,7 +161,7 @@ def test_a_flipped_bit_names_file_and_tensor_and_the_checkpoint_before_it(checkp
     with pytest.raises(CheckpointError, match=why):
         checkpoints.load(path, state(run))
     if optimizers:
-        assert load_weights(path, run.model) == 4  # which reads no tensor of the optimizer
+        assert load_weights(path, run.model) == 4  # it reads no tensor of the optimizer
     else:
         with pytest.raises(CheckpointError, match=why):
             load_weights(path, run.model)
@@ -178,7 +178,7 @@ def test_a_changed_header_is_no_checkpoint(checkpoints):
 
 @pytest.mark.parametrize("name", ["checksum", "chacksum"])
 def test_a_changed_step_is_not_believed(checkpoints, name):
-    """Not even where the checksum itself is gone, and only those of the tensors tell that there was one."""
+    """This holds even if the checksum itself is missing, and only those of the tensors show that there was one."""
     path = checkpoints.save(2, {"a": torch.ones(1)})
     about = json.loads((path / "checkpoint.json").read_text())
     about[name] = about.pop("checksum")
@@ -237,7 +237,7 @@ def test_a_full_disk_leaves_the_last_good_one(checkpoints, tmp_path):
 
 
 class OnGPU(torch.Tensor):
-    """A tensor that says so."""
+    """A tensor that claims to be on a GPU."""
 
     is_cuda = True
 

@@ -84,7 +84,7 @@ def test_the_plan_and_the_probes_know_a_recipe_of_a_file(name: str) -> None:
 
 
 def test_each_part_of_nvfp4_is_turned_off_by_one_override() -> None:
-    """Turn off what a flag of Transformer Engine turns off, and nothing else."""
+    """An override turns off what a flag of Transformer Engine turns off, and nothing else."""
     own = "precision.recipes.nvfp4"
     on = of_file("nvfp4").recipe("nvfp4")
     for word, expected in {
@@ -111,7 +111,7 @@ def test_a_mixture_of_experts_learns_and_evaluates(row: str) -> None:
 
 @pytest.mark.integration
 def test_the_last_token_of_an_evaluation_depends_on_no_later_batch() -> None:
-    """NVFP4 has a tensor scale a token, so a sequence has the same logits alone and beside a louder one."""
+    """NVFP4 has a tensor scale per token, so a sequence has the same logits alone and beside a louder one."""
     run, _ = build(settings("nvfp4_forward_only", MXNORM))
     tokens = torch.randint(0, 128, (2, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

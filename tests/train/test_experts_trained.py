@@ -1,4 +1,4 @@
-"""Training a mixture of experts: what recomputes, compiles, stops and goes on is the same training."""
+"""Training a mixture of experts is the same when it recomputes, compiles, stops and resumes."""
 
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ def test_biases_have_moved_once_a_step_whatever_is_evaluated(plain):
 
 @pytest.mark.slow
 def test_a_compiled_mixture_trains_the_same(traced):
-    """Run the graphs as they are; the code that Inductor makes of them is tested on a GPU."""
+    """The graphs run as they are. The code that Inductor makes of them is tested on a GPU."""
     small = replace(MOE, model=replace(MOE.model, num_layers=1))
     eager, compiled = (trained(small, compile=flag, steps=3)[1].losses for flag in (False, True))
     assert compiled == pytest.approx(eager, abs=1e-4)
@@ -66,13 +66,13 @@ def test_a_compiled_mixture_trains_the_same(traced):
 
 @pytest.mark.integration
 def test_the_journal_has_the_auxiliary_loss_beside_the_loss():
-    """The loss is cross-entropy alone: at step 0 that of the same model without an auxiliary loss."""
+    """The loss is cross-entropy alone. At step 0 it is that of the same model without an auxiliary loss."""
     without = replace(WITH_LOSS, model=replace(WITH_LOSS.model, moe=config.MoE(balance="none", gate="softmax")))
     (_, with_loss), (_, other) = trained(WITH_LOSS, steps=2), trained(without, steps=2)
     first, others = ([row for row in memory.rows if "loss" in row] for memory in (with_loss, other))
     assert first[0]["loss"] == others[0]["loss"]
     assert first[1]["loss"] != others[1]["loss"]
-    assert first[0]["balance_loss"] == pytest.approx(2 * 1e-2, rel=0.05)  # of two blocks, near balance
+    assert first[0]["balance_loss"] == pytest.approx(2 * 1e-2, rel=0.05)  # two blocks, near balance
     assert not any("balance_loss" in row for row in others)
 
 

@@ -16,7 +16,7 @@ PROBES = config.Probes(
     saturation=config.Saturation(every_steps=4),
     gradient_bias=config.GradientBias(every_steps=6),
 )
-FEW = 8  # steps, each probe being asked twice in them
+FEW = 8  # steps, in which each probe is due twice
 
 
 @pytest.mark.integration
@@ -87,7 +87,7 @@ def test_accumulation_equals_one_batch_in_fp32():
 
 @pytest.mark.slow
 def test_accumulation_stays_near_one_batch_in_bf16():
-    """Contract: 2e-3 nats after 20 steps; blocks of the token axis do not cross micro-batches of 64 tokens."""
+    """Contract: 2e-3 nats after 20 steps. Blocks of the token axis do not cross micro-batches of 64 tokens."""
     whole, parts = (tiny.losses(micro_batch_size=size) for size in (4, 1))
     assert parts != whole
     assert abs(parts[-1] - whole[-1]) < 2e-3
@@ -113,7 +113,7 @@ def test_nothing_non_finite_reaches_the_weights_and_divergence_is_a_result():
 
 @pytest.mark.parametrize("model", [tiny.MODEL, replace(tiny.MODEL, mlp="moe")], ids=["dense", "mixture"])
 def test_a_host_that_is_a_step_ahead_records_the_same(model: config.Decoder, monkeypatch: pytest.MonkeyPatch):
-    """Same losses, and everything else at its step; a step that was launched after one that diverged leaves nothing."""
+    """Losses are the same, with everything else at its step. A step launched after a diverged one leaves nothing."""
     settings = replace(
         tiny.REFERENCE,
         model=model,
@@ -186,7 +186,7 @@ def test_gradients_are_clipped_and_the_norm_before_clipping_is_reported():
 
 @pytest.mark.slow
 def test_compiled_is_eager_within_the_contract():
-    """Contract: the loss within 1e-4 nats after 20 steps. That probes do not touch it is asked in probes/test_build."""
+    """Contract: the loss within 1e-4 nats after 20 steps. probes/test_build checks that probes do not touch it."""
     settings = replace(tiny.ONE_BLOCK, norm=tiny.MXNORM, optimizer=config.AdamW(lr=3e-4))
     eager, compiled = tiny.losses(settings), tiny.losses(settings, compile=True)
     assert abs(eager[-1] - compiled[-1]) < 1e-4

@@ -1,4 +1,4 @@
-"""The table of optimizers: AdamW as it is configured, and another one by a row."""
+"""The table of optimizers has AdamW as it is configured, and takes another one as a row."""
 
 from __future__ import annotations
 

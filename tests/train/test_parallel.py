@@ -1,4 +1,4 @@
-"""One process, several, and accumulation do the same: on gloo ranks, with real collectives."""
+"""One process, several, and accumulation do the same, on gloo ranks, with real collectives."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ RANDOM = config.Gemms(
     wgrad_x=STOCHASTIC,
     wgrad_transform=config.Hadamard(size=16, signs="step"),
 )
-# Scales that reach along rows, along columns, over a whole weight; norms that fold their gain, and others; what is
-# drawn by the place of a row in the whole batch.
+# There are scales along rows, along columns and over a whole weight, norms that fold their gain and others, and numbers
+# drawn by a row's place in the whole batch.
 ARMS = {
     "fp32": (tiny.MXNORM, "fp32", "fp32"),
     "bf16": (tiny.MXNORM, "bf16", "bf16"),
@@ -93,7 +93,10 @@ def settings(arm: str, **train_changes: Any) -> config.Pretrain:
 
 
 def sharded(settings: config.Pretrain, is_alone: bool = False) -> tuple[TrainingRun, tiny.Memory]:
-    """As a study builds it. `is_alone`: over the one rank that there is, which a study leaves as it is."""
+    """Build a run as a study does.
+
+    `is_alone` shards it over the only rank, where a study would not shard.
+    """
     configure_torch(settings.train.compile)
     compute = settings.train.compute
     with torch.device("meta"):
@@ -116,7 +119,7 @@ def group() -> Iterator[None]:
 
 
 def first_step(arms: list[config.Pretrain]) -> list[dict[str, Any]]:
-    """Loss, norm and gradients of step 0, weights before it, what the probes saw."""
+    """Return loss, norm and gradients of step 0, the weights before it, and what the probes saw."""
     with group():
         return [step_of(sharded(arm)) for arm in arms]
 
@@ -192,14 +195,14 @@ def ranks(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def steps(ranks: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Step 0 of every arm, by rank."""
+    """Return step 0 of every arm, by rank."""
     by_rank = together(tmp_path_factory.mktemp("steps"), ranks, first_step, [settings(arm) for arm in ARMS])
     return dict(zip(ARMS, zip(*by_rank, strict=True), strict=True))
 
 
 @pytest.fixture(scope="module")
 def accumulated(ranks: int) -> dict[str, dict[str, Any]]:
-    """The same in this process, in as many micro-batches as there are ranks."""
+    """Return the same from this process, in as many micro-batches as there are ranks."""
     return {arm: step_of(sharded(settings(arm, micro_batch_size=4 // ranks))) for arm in ARMS}
 
 
@@ -222,7 +225,7 @@ def test_ranks_run_the_backends_that_they_say_and_those_of_one_process(arm, rank
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_ranks_and_accumulation_have_the_same_loss_and_gradients(arm, ranks, steps, accumulated):
-    """Micro-batches are the same and casts see whole weights: all that differs is the order of FP32 sums."""
+    """Micro-batches are the same and casts see whole weights, so only the order of FP32 sums differs."""
     for step in steps[arm]:
         assert step["loss"] == pytest.approx(accumulated[arm]["loss"], rel=1e-6)
         assert step["grad_norm"] == pytest.approx(accumulated[arm]["grad_norm"], rel=1e-5)
@@ -234,7 +237,10 @@ def test_ranks_and_accumulation_have_the_same_loss_and_gradients(arm, ranks, ste
 
 
 def test_biases_of_routers_are_the_same_on_all_ranks_and_after_a_validation(steps, accumulated):
-    """By the loads of all tokens of the step, and of these alone: each moves by bias_rate or not at all."""
+    """Biases follow the loads of all tokens of the step, and of these alone.
+
+    Each bias moves by bias_rate or not at all.
+    """
     biases = accumulated["experts"]["state"]
     assert len(biases) == 2
     for step in steps["experts"]:
@@ -253,7 +259,7 @@ def test_one_process_agrees_at_step_1_in_fp32(steps):
 
 @each("arm", ["random", "dropout"])
 def test_micro_batches_draw_what_one_batch_does(arm):
-    """In FP32, where gradients of micro-batches are not rounded before they are summed; recomputed forwards alike."""
+    """In FP32, gradients of micro-batches are not rounded before they are summed. Recomputed forwards draw the same."""
     accumulation = [{"micro_batch_size": size, "activation_checkpointing": c} for size, c in ((4, "none"), (2, "full"))]
     one, two = (step_of(sharded(settings(arm, **changes, compute="fp32"))) for changes in accumulation)
     assert one["loss"] == pytest.approx(two["loss"], rel=1e-6)
@@ -265,7 +271,7 @@ def test_each_rank_holds_its_part_alone(ranks, steps):
     for arm, of_ranks in steps.items():
         parameters = sum(weight.numel() for weight in of_ranks[0]["before"].values())
         assert sum(step["held"] for step in of_ranks) == parameters, arm
-        experts = EXPERTS[arm].num_experts if arm in EXPERTS else ranks  # whole experts are on a rank
+        experts = EXPERTS[arm].num_experts if arm in EXPERTS else ranks  # a rank has whole experts
         uneven = -(-experts // ranks) * ranks / experts
         assert max(step["held"] for step in of_ranks) < 1.1 * uneven * parameters / ranks, arm
 
@@ -359,7 +365,10 @@ LLAMA_3_8B = 8_030_261_248  # parameters, as published
 
 
 def parts_of_8b(ranks: int) -> list[int]:
-    """Parameters, all and of rank 0 of a group whose other ranks are not there; on the meta device, without memory."""
+    """Return the parameters of all ranks and of rank 0, in a group whose other ranks do not exist.
+
+    They are on the meta device, without memory.
+    """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         large = replace(settings("mxfp8 mxnorm"), model=model_of("llama_8b"))
@@ -378,7 +387,7 @@ def test_llama_8b_is_cut_before_it_has_memory():
 
 
 def peak_of_building(settings: config.Pretrain) -> int:
-    """Bytes that the process grows by, at most, until the model has its weights."""
+    """Return the most bytes by which the process grows until the model has its weights."""
     with group():
         sharded(replace(settings, model=replace(settings.model, num_layers=1)))  # what a process needs anyway
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

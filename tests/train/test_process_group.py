@@ -38,7 +38,7 @@ SUBMITIT |= {"SUBMITIT_LOCAL_JOB_ID": "12041"}
         (STEP | {"SLURM_STEP_NODELIST": "n2"}, ProcessRank(3, 4, 1, "127.0.0.1", 20_041)),  # its only node
         (TORCHRUN | {"MASTER_ADDR": "localhost"}, ProcessRank(5, 8, 1, "127.0.0.1", 29500)),
         ({"RANK": "0", "WORLD_SIZE": "1"}, ProcessRank()),
-        (STEP | {"RANK": "0", "WORLD_SIZE": "1"}, ProcessRank()),  # torchrun within a step: who started last knows
+        (STEP | {"RANK": "0", "WORLD_SIZE": "1"}, ProcessRank()),  # torchrun within a step: what started last knows
     ],
 )
 def test_the_place_is_found(environment, place):
@@ -83,9 +83,9 @@ def ranks_together(folder: Path) -> tuple[int, int, list[int]]:
 
 
 def listens_at() -> set[str]:
-    """The addresses at which this process listens while it is in a group."""
+    """Return the addresses at which this process listens while it is in a group."""
     with met():
-        all_of(rank())  # which connects everyone with everyone
+        all_of(rank())  # connects everyone with everyone
         return {c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
 
 

@@ -1,4 +1,4 @@
-"""Progress on a terminal, and in a file."""
+"""Progress is shown on a terminal, and in a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def row(step: int) -> dict[str, float]:
 
 
 def shown(stream: io.StringIO, steps: int, monkeypatch: pytest.MonkeyPatch, every_s: float = 10.0) -> str:
-    """What `steps` steps, one every `every_s`, leave in the stream."""
+    """Return what `steps` steps, one every `every_s`, leave in the stream."""
     now_s = 100.0
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now_s)
     live = Progress("seed=1", steps, stream)

@@ -1,4 +1,4 @@
-"""How runs end: a signal that comes late, and a server that is away."""
+"""Runs end well when a signal comes late or a server is away."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mxstudy.train.signals import Leave
 
 
 class Slow(Recorder):
-    """Its mirror takes so long that somebody sends a signal."""
+    """A mirror that takes so long that somebody sends a signal."""
 
     def __init__(self, folder) -> None:
         self.folder = folder

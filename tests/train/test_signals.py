@@ -14,7 +14,10 @@ from mxstudy.train.signals import Leave
 
 
 def told_in_between(folder: Path) -> list[tuple[int | None, int | None]]:
-    """What is agreed, and what was sent, over three times; the second rank is told as it waits for the first's word."""
+    """Return what is agreed, and what was sent, three times.
+
+    The second rank is told while it waits for the first's word.
+    """
     found: list[tuple[int | None, int | None]] = []
     with process_group(torch.device("cpu"), RunFolder(folder)), Leave() as leave:
         for turn in range(3):

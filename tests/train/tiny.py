@@ -1,4 +1,4 @@
-"""A decoder small enough to train in a test, on batches drawn from a seed."""
+"""Make a decoder small enough to train in a test, on batches drawn from a seed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONFIG = config.Pretrain(
     validation=config.Validation(sequences=4),
 )
 
-# What is compiled: Dynamo takes seconds for each block.
+# What is compiled is small, because Dynamo takes seconds for each block.
 ONE_BLOCK = replace(CONFIG, model=replace(MODEL, num_layers=1))
 
 # Module by module, so that hooks of linears are called.
@@ -45,7 +45,7 @@ REFERENCE = replace(CONFIG, precision=replace(CONFIG.precision, backend="referen
 
 
 class Copies:
-    """Random tokens, each said twice, so that there is something to learn."""
+    """Random tokens, each repeated once, so that there is something to learn."""
 
     def train(self, step: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(step)
@@ -70,7 +70,7 @@ class Memory:
         self.rows.append(row)
 
     def measuring(self, what: str, done: int, total: int) -> None:
-        """Do nothing: no test looks at progress."""
+        """Do nothing, because no test looks at progress."""
 
     def save(self, step: int) -> None:
         self.saved.append(step)

@@ -26,8 +26,8 @@ GROUPS = {
     "freeze_norm_bias": "student",
     "compute": "train",
 }
-PERTURBED = "layers.0.up.weight"  # the weight of which `perturbed_weight` names an element
-LAST_KEPT_BIT = 1 << 20  # of an FP32 mantissa of 23 bits, the last of the three that E4M3 keeps
+PERTURBED = "layers.0.up.weight"  # `perturbed_weight` names an element of this weight
+LAST_KEPT_BIT = 1 << 20  # of an FP32 mantissa of 23 bits: the last of the three that E4M3 keeps
 TARGETS = {"disk": {"quantized": False, "from_disk": True}, "redrawn": {"redrawn": True}}
 
 
@@ -177,7 +177,7 @@ def forked(
 
 
 def run_on(stack: Stack, steps: int) -> np.ndarray:
-    """Train `steps` steps; returns loss and gradient norm of each, [steps, 2, S] float32."""
+    """Train `steps` steps, and return loss and gradient norm of each, [steps, 2, S] float32."""
     parts = []
     for step in range(1, steps + 1):
         stack.train_step()

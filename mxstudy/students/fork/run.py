@@ -50,7 +50,7 @@ NOTES = [
 
 
 def run(config: Fork, folder: RunFolder, label: str) -> str:
-    """Replay the parent, run the forks, and judge each fork by its losses after its parent's; returns the state."""
+    """Replay the parent, run the forks, judge each by its losses after its parent's, and return the state."""
     device = resolve_device(config.device, "device")
     parent, of_parent = parent_of(config)
     recorded = read_columns(parent.columns, len(of_parent.replicas))
@@ -160,7 +160,7 @@ def summarise(runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Sum
 
 
 def show_forks(runs: Mapping[str, RunFolder]) -> list[tuple[str, ...]]:
-    """Print the table of forks by run and point, and return its rows as text; `runs`: by name."""
+    """Print the table of forks by run and point, and return its rows as text. `runs` is {name: run}."""
     cells = []
     for name, folder in runs.items():
         for point, own in results.load_table([folder], "forks").groupby("point"):

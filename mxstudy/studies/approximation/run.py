@@ -151,7 +151,7 @@ def show_inputs(folder: RunFolder) -> Table:
 
 
 def show_recipe_errors(folder: RunFolder) -> Iterator[Table]:
-    """Yield a table of SQNRs an input; a second line of a precision is without its Hadamard transforms."""
+    """Yield a table of SQNRs for each input. The second line of a precision is without its Hadamard transforms."""
     rows = results.load_table([folder], "recipe_errors")
     short = {name: name.replace("forward", "fwd") for name in rows["operand"].unique()}
     for input_name, own in rows.groupby("input", sort=False):

@@ -29,8 +29,8 @@ PROBE = "evaluation"  # the name of its rows in a journal
 
 
 def run(config: Evaluate, folder: RunFolder, label: str) -> str:
-    """Evaluate the checkpoint, continuing where an earlier process stopped; returns the run's state."""
-    from mxstudy.evaluation.suite import scores_of  # here, because lm-eval takes a second to import
+    """Evaluate the checkpoint, continuing where an earlier process stopped, and return the run's state."""
+    from mxstudy.evaluation.suite import scores_of  # imported here because lm-eval takes a second
 
     with folder.lock(), folder.heartbeat():
         path, trained = described(config)
@@ -55,7 +55,7 @@ def samples_name(task: str, form: str) -> str:
 
 
 def ask(task: str, form: str, scorer: Scorer, tokenizer: Tokenizer, settings: Evaluation, folder: RunFolder) -> None:
-    """Ask every question of a task in one form and save the answers as a table; shows a progress bar, prints a line."""
+    """Ask every question of a task in one form, show a progress bar, save the answers as a table, and print a line."""
     from mxstudy.evaluation.lm import NativeLM
     from mxstudy.evaluation.suite import count_requests, samples_of
 

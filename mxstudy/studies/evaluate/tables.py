@@ -29,7 +29,7 @@ def show_scores(folder: RunFolder) -> None:
 
 
 def no_shots(folder: RunFolder) -> bool:
-    """Return whether every task of the run is asked zero-shot."""
+    """Return whether all tasks of the run are zero-shot."""
     evaluation = folder.config_of(Evaluate).evaluation
     return not any(evaluation.shots_of(task) for task in evaluation.tasks)
 
@@ -53,7 +53,7 @@ def score_cells(row: Mapping[str, Any], star: bool) -> tuple[str, ...]:
 
 
 def summarise(runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-    """Print each checkpoint's scores minus those of the baseline, on their common questions; returns all tables.
+    """Print each checkpoint's scores minus those of the baseline, on their common questions, and return all tables.
 
     The baseline is the first checkpoint with the choices in `baseline`, else the first of all.
     """

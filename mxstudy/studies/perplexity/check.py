@@ -60,7 +60,7 @@ def check_split(config: Perplexity, trained: Trained) -> None:
 
 
 def windows_of(config: Perplexity, trained: Trained) -> Windows:
-    """Return the windows; raises ConfigError if longer than the model's training sequences, or if they skip tokens."""
+    """Return the windows. Raises ConfigError if they are longer than the training sequences, or skip tokens."""
     length = config.window or trained.max_length
     stride = config.stride or max(length // 2, 1)
     require(

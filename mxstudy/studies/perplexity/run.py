@@ -38,7 +38,7 @@ REPORT_EVERY_S = 10.0
 
 
 def run(config: Perplexity, folder: RunFolder, label: str) -> str:
-    """Score the documents, continuing where an earlier process stopped; returns the run's state."""
+    """Score the documents, continuing where an earlier process stopped, and return the run's state."""
     with folder.lock(), folder.heartbeat():
         path, trained = described(config)
         windows = windows_of(config, trained)

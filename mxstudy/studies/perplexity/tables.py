@@ -97,7 +97,7 @@ class LossDifference(NamedTuple):
 
 
 def summarise(runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-    """Print each checkpoint's loss, and its difference to the baseline's, per byte and per token; returns the tables.
+    """Print and return each checkpoint's loss, and its difference to the baseline's, per byte and per token.
 
     The baseline is the first checkpoint with the choices in `baseline`, else the first of all. Differences are over the
     common documents; models with different tokenizers are compared per byte alone.

@@ -91,7 +91,7 @@ def by_model(config: Pretrain) -> Keyed[Pretrain]:
 
 @functools.cache  # building a model takes 10 ms, and most jobs of a sweep have the same
 def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str | None:
-    """Check model, norm, precision and train against each other; returns the blocks' backends over the schedule.
+    """Check model, norm, precision and train against each other. Return the blocks' backends over the schedule.
 
     Raises ConfigError.
     """

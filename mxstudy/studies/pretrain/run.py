@@ -51,7 +51,7 @@ SHARDS = "shards.json"  # the manifest of the shards that the run began with
 
 
 def run(config: Pretrain, folder: RunFolder, label: str) -> str:
-    """Train, or resume from the last checkpoint; returns finished, diverged or preempted.
+    """Train, or resume from the last checkpoint. Return finished, diverged or preempted.
 
     If several processes were started together, each calls this, and has a share of the model and the batches.
     """
@@ -173,7 +173,7 @@ def initial_model(config: Pretrain, device: torch.device) -> Decoder:
 
 
 def pin_shards(folder: RunFolder, shards: Mapping[str, Shards]) -> None:
-    """Record the shards' manifests at the start; raises ConfigError if a resumed run finds other shards."""
+    """Record the shards' manifests at the start. Raises ConfigError if a resumed run finds other shards."""
     path, manifest = folder.path / SHARDS, json.loads(json.dumps(blends.manifest_of(shards)))
     if not path.exists():
         replace_file(path, json.dumps(manifest, indent=2))

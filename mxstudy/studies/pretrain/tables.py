@@ -23,7 +23,7 @@ LOSS = "validation_loss"
 
 
 def summarise(named: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-    """Print a table with a row per arm and the path of their figure; returns both for MLflow.
+    """Print a table with a row per arm and the path of their figure, and return both for MLflow.
 
     `baseline`: {config group: choice} of the arm that the others are compared with; {} means the first arm.
     """
