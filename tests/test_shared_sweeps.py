@@ -35,7 +35,7 @@ from mxstudy.tracking.mlflow_parent import Summary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-ORDERS = {"forth": 1, "back": -1}
+ORDERS = {"back": -1, "forth": 1}
 TEMPLATES = {  # {study: the commands of runs that have the rows of all its probes}
     "pretrain": ("+experiment=spike_proxy probe=all",),
     "student_teacher": ("+experiment=overflow", "+experiment=gradient_bias"),
@@ -96,11 +96,7 @@ class Copied(Study[Any]):
         return "finished"
 
     def write(self, folder: RunFolder, config: Any, replicas: int, scale: float = 1.0, **first: Any) -> None:
-        on = {
-            key.removeprefix("probe.")
-            for key, part in study_of(config.study).watched(config).items()
-            if part.every_steps
-        }
+        on = {key.removeprefix("probe.") for key in probes_of(config)}
         on |= {"coupled_gradient_bias"} if "gradient_bias" in on else set()
         rows = [row for row in self.rows[config.study] if row.get("probe", "replicas") in {*on, "replicas"}]
         if "evaluation" in on:  # no template has its rows, because its questions are missing
@@ -175,35 +171,40 @@ def parts(one: Composed) -> tuple[Any, ...]:
     return one.overrides, one.choices, one.values
 
 
-@pytest.mark.parametrize("order", ORDERS)
 def test_sweeps_share_their_runs_in_any_order_and_every_figure_is_drawn(
-    order: str, study: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    study: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    runs, parent = Path("runs"), study.templates["student_teacher"][0].path
+    """Both orders are in one test because composing all sweeps takes longer than launching them."""
+    parent = study.templates["student_teacher"][0].path
     given = dict.fromkeys(("interventions", "interventions_public_code"), f"parent={parent}")
     given |= {"shakespeare": "data.paths=[book.txt]"}
-    jobs = {command: launched(command, runs, given.get(sweep_of(command), "")) for command in ASKED[:: ORDERS[order]]}
+    for name, step in ORDERS.items():
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        runs = Path("runs")
+        jobs = {command: launched(command, runs, given.get(sweep_of(command), "")) for command in ASKED[::step]}
+        check_shared(jobs, runs)
+    capsys.readouterr()
+    rules = check_saved(monkeypatch)  # figures read what `folders_of` finds, which is the same in both orders
+    assert [figure.name for figure in OF_SWEEPS if not is_drawn(figure)] == []
+    assert {name: found for name, found in rules.items() if found} == {}
+
+
+def check_shared(jobs: dict[str, list[plan.Job]], runs: Path) -> None:
+    """Check that many runs are shared, and that each sweep finds all of its runs, with all probes that it asked for."""
     shared = [run for run in find_runs(runs) if len({each.sweep for each in run.memberships()}) > 1]
     assert len(shared) > 100
     for command, planned in jobs.items():
-        name = sweep_of(command)
-        found = {run.path.name: run for run in results.folders_of([runs / name])}
-        assert {job.fingerprint[:12]: job.label for job in planned}.items() <= {
-            k: r.label for k, r in found.items()
-        }.items()
+        found = {run.path.name: run for run in results.folders_of([runs / sweep_of(command)])}
+        labels = {name: run.label for name, run in found.items()}
+        assert {job.fingerprint[:12]: job.label for job in planned}.items() <= labels.items()
         for job in planned:
-            on = {key for key, part in study_of(job.config.study).watched(job.config).items() if part.every_steps}
-            assert on <= {
-                key
-                for key, part in study_of(job.config.study).watched(found[job.fingerprint[:12]].config()).items()
-                if part.every_steps
-            }
-    capsys.readouterr()
-    if order == "forth":  # figures read what `folders_of` finds, which is the same in both orders
-        rules = check_saved(monkeypatch)
-        assert [figure.name for figure in OF_SWEEPS if not is_drawn(figure)] == []
-        assert {name: found for name, found in rules.items() if found} == {}
+            assert probes_of(job.config) <= probes_of(found[job.fingerprint[:12]].config())
+
+
+def probes_of(config: Any) -> set[str]:
+    """Return the keys of what is measured beside the run, where it is on."""
+    return {key for key, part in study_of(config.study).watched(config).items() if part.every_steps}
 
 
 def is_drawn(figure: Figure) -> bool:
