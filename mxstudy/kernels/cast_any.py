@@ -42,7 +42,7 @@ def cast_any(
     outer: Tensor | None = None,
     after: Tensor | None = None,
 ) -> Tensor:
-    """Return the operand of x, without the scale of the whole tensor: bf16, x's shape.
+    """Return the operand of x, without `numerics.cast.scale_of_result`: bf16, x's shape.
 
     x [rows, columns] bf16 or fp32; mean and rms float32 [rows, 1]; gain and bias [columns]; signs float32 [size] of the
     transform; `draws`: the source of the random words, with key [2]; `outer`: what `absmax_any` returns. `after` is not
@@ -124,8 +124,7 @@ def _cast_any(
         return y.to(BF16, copy=True).contiguous()
     draws = None if key is None or place is None else Draws(key, place)
     quantized = quantize_as(y, cast.as_cast(), cast.axis, outer, draws)
-    quantized = quantized.without_tensor_scale() if cast.has_outer else quantized
-    return quantized.dequantize(BF16).contiguous()
+    return quantized.without_tensor_scale().dequantize(BF16).contiguous()
 
 
 @_cast_any.register_fake

@@ -54,7 +54,7 @@ class OperandCast:
     away from zero, before the blocks are made. `transform_size`: None for no transform. `scale`: the format of block
     scales; the rule is for E8M0. `outer_scale`, `chain`: those of a `Cast`, where E4M3 scales have the training chain,
     alone or below a scale of the whole tensor. `pad`: fill an incomplete last block with zeros, which only FP32 scales
-    have (`cast_blocks`).
+    have (`cast_blocks`). `headroom`: the fraction of the format's range that is used, which FP32 scales do not have.
     """
 
     fmt: str | None
@@ -72,6 +72,7 @@ class OperandCast:
     outer_scale: str = "none"
     chain: str = "inference"
     pad: bool = False
+    headroom: float = 1.0
 
     @property
     def draws(self) -> bool:
@@ -92,6 +93,7 @@ class OperandCast:
             random_bits=self.random_bits if self.draws else Cast.random_bits,  # type: ignore[arg-type]
             pre_round=self.pre_round,
             pad=self.pad,
+            headroom=self.headroom,
         )
 
     @property
@@ -147,7 +149,8 @@ class E4M3Scales(NamedTuple):
 class CompiledCast(NamedTuple):
     """A cast as the kernel is compiled for it. `axis`: 0 for the rows' axis. `random_bits`: 0 rounds to nearest.
 
-    `e4m3`: None for other scales than those. `fp32`: the largest element below FP32 scales, or None.
+    `e4m3`: None for other scales than those. `fp32`: the largest element below FP32 scales, or None. `headroom`: the
+    factor on elements over their E8M0 scale, or None.
     """
 
     axis: int
@@ -165,6 +168,7 @@ class CompiledCast(NamedTuple):
     random_bits: int
     e4m3: E4M3Scales | None
     fp32: float | None
+    headroom: float | None
 
 
 def check(
@@ -203,6 +207,7 @@ def check(
         raise ConfigError(f"random_bits: {cast.random_bits} has no kernel; take one of {RANDOM_BITS}")
     if cast.block_size not in KERNEL_BLOCKS:
         raise ConfigError(f"block_size: {cast.block_size} has no kernel; take one of {KERNEL_BLOCKS}")
+    require(cast.scale != "FP32" or cast.headroom == 1, "headroom: FP32 scales have no kernel with one; leave it out")
     require(cast.scale == "FP32" or not cast.pad, f"pad: {cast.scale} scales have no kernel that pads; set it to false")
     if not cast.pad and (axis := incomplete_axis(x, cast)) is not None:
         raise ConfigError(f"block_size: {cast.block_size} does not divide axis {axis} of shape {list(x.shape)}")
@@ -233,6 +238,7 @@ def compiled_cast(cast: OperandCast, columns: int, groups: Groups | None = None)
         random_bits=cast.random_bits if cast.draws else 0,
         e4m3=e4m3_scales(cast) if cast.scale == "E4M3" else None,
         fp32=reach_of(cast.as_cast()) if cast.scale == "FP32" else None,
+        headroom=cast.headroom if cast.fmt and cast.scale == "E8M0" and cast.headroom < 1 else None,
     )
 
 

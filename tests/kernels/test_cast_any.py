@@ -67,6 +67,26 @@ def test_every_format_rule_and_rounding(fmt, rule, axis, rounding):
     kernel(numbers(), OperandCast(fmt, axis, scale_rule=rule, rounding=rounding))
 
 
+@every_axis
+@every_rounding
+@pytest.mark.parametrize(
+    ("fmt", "rule", "headroom"), [("E2M1", "floor", 3 / 4), ("E4M3", "rceil", 0.3), ("E2M1", "even", 16 / 17)]
+)
+def test_headroom_below_e8m0_scales(fmt, rule, headroom, axis, rounding):
+    """Elements over their scales are multiplied by it; the result of the GEMM is divided by it."""
+    x, cast = numbers(), OperandCast(fmt, axis, scale_rule=rule, rounding=rounding, headroom=headroom)
+    assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
+@every_axis
+def test_headroom_after_a_transform(axis):
+    """As in mxfp4_rht_sr: tiles of 64 over two blocks of 32, scaled by 3/4 and rounded stochastically."""
+    x, signs = numbers((64, 64), BF16), random_signs(DRAWS, 64)
+    cast = OperandCast("E2M1", axis, 32, False, "floor", "stochastic", transform_size=64, headroom=0.75)
+    y = hadamard(x, 64, signs, axis=axis)
+    assert_same_bits(kernel(x, cast, signs=signs), quantized(y, replace(cast, transform_size=None)))
+
+
 @pytest.mark.parametrize("fmt", ["E4M3", "E2M1"])
 @every_axis
 @pytest.mark.parametrize("rounding", ["even", "stochastic"])
@@ -79,15 +99,18 @@ def test_every_block(fmt, axis, rounding, block_size, square):
 def quantized(x, cast):
     """What the numerics make of x, without the scale of the whole tensor."""
     found = quantize_as(x, cast.as_cast(), cast.axis, draws=DRAWS)
-    return (found.without_tensor_scale() if cast.has_outer else found).dequantize(BF16)
+    return found.without_tensor_scale().dequantize(BF16)
 
 
 @every_axis
 @pytest.mark.parametrize("rounding", ["even", "stochastic"])
 @pytest.mark.parametrize("square", [False, True])
 @pytest.mark.parametrize("outer", [False, True])
-@pytest.mark.parametrize(("fmt", "block_size"), [("NVFP4", 16), ("E4M3", 64), ("E4M3", 128)])
-def test_e4m3_scales(fmt, block_size, outer, square, axis, rounding):
+@pytest.mark.parametrize(
+    ("fmt", "block_size", "headroom"),
+    [("NVFP4", 16, 1.0), ("NVFP4", 16, 16 / 17), ("E4M3", 64, 1.0), ("E4M3", 128, 1.0)],
+)
+def test_e4m3_scales(fmt, block_size, headroom, outer, square, axis, rounding):
     x = numbers((256, 128))
     cast = OperandCast(
         fmt,
@@ -98,6 +121,7 @@ def test_e4m3_scales(fmt, block_size, outer, square, axis, rounding):
         scale="E4M3",
         outer_scale="tensor" if outer else "none",
         chain="training",
+        headroom=headroom,
     )
     assert_same_bits(kernel(x, cast), quantized(x, cast))
 
@@ -280,7 +304,7 @@ def test_nan_stays_in_its_tile(bad):
 
 def test_options_packed_are_themselves():
     cast = OperandCast(
-        "E2M1", -2, 16, True, "floor", "stochastic", 8, True, True, 64, True, "E4M3", "tensor", "training", True
+        "E2M1", -2, 16, True, "floor", "stochastic", 8, True, True, 64, True, "E4M3", "tensor", "training", True, 0.5
     )
     assert unpack(OperandCast, pack(cast)) == cast
     with pytest.raises(ValueError, match="shorter"):  # a field was left out
@@ -323,6 +347,7 @@ def test_the_absmax_has_no_inside():
         ({"scale_rule": "round"}, {}, "scale_rule: 'round' is not a choice"),
         ({"scale": "FP32"}, {}, "scale: FP32 scales are not multiplied into an operand; call cast_blocks"),
         ({"scale": "FP16"}, {}, "scale: 'FP16' is not a choice"),
+        ({"scale": "FP32", "headroom": 0.5}, {}, "headroom: FP32 scales have no kernel with one"),
         ({"pad": True}, {}, "pad: E8M0 scales have no kernel that pads; set it to false"),
         (
             {"scale": "E4M3", "chain": "training", "outer_scale": "tensor"},

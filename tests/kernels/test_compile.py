@@ -40,6 +40,7 @@ CASTS = [
     OperandCast("E4M3", -2, transform_size=32),
     OperandCast("E4M3", -1, 16, square=True),
     OperandCast("E4M3", -2, 16, square=True),
+    OperandCast("E2M1", -2, 32, False, "floor", "stochastic", headroom=0.75),
     NVFP4,
     replace(NVFP4, axis=-2, rounding="stochastic", transform_size=16),
     replace(NVFP4, square=True),

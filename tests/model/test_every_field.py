@@ -62,7 +62,10 @@ CHANGES: dict[str, list[tuple[Cast, Cast]]] = {
     ],
     "largest_scale": [(cast, replace(cast, largest_scale=256.0)) for cast in (NVFP4, TRAINING)],
     "statistic": [(FLOOR, replace(FLOOR, statistic="std"))],
-    "headroom": [(E2M1, replace(E2M1, headroom=0.75)), (NVFP4, replace(NVFP4, headroom=16 / 17))],
+    "headroom": [
+        *((cast, replace(cast, headroom=0.75)) for cast in (E2M1, FLOOR, FP32)),
+        *((cast, replace(cast, headroom=16 / 17)) for cast in (NVFP4, TRAINING)),
+    ],
     "candidates": [(NVFP4, replace(NVFP4, candidates=(1.0, 1.5)))],
     "candidate_error": [
         (replace(NVFP4, candidates=(1.0, 1.5)), replace(NVFP4, candidates=(1.0, 1.5), candidate_error="mae"))
@@ -318,9 +321,9 @@ def test_backends_are_those_of_the_block_alone() -> None:
     model.init_weights(0)
     linears = [m for m in model.layers.modules() if isinstance(m, MXLinear)]
     for i, linear in enumerate(linears):
-        odd = recipe(wgrad_x=replace(E2M1, headroom=0.75))
+        odd = recipe(wgrad_x=replace(FLOOR, statistic="std"))
         linear.gemms = (recipe() if i < 4 else odd).filled(BlockCast())
     planned = plan_backends(model, "auto", HERE)
     assert planned["layers.0"] == Backend("fused")
     assert planned["layers.1"].name == "reference"
-    assert "wgrad_x: headroom is 0.75" in str(planned["layers.1"].why)
+    assert "wgrad_x: statistic is std" in str(planned["layers.1"].why)

@@ -346,6 +346,8 @@ def quantized(x, scale, row, column, first_quad, key_ptr, place_ptr, CAST: tl.co
         for i in tl.static_range(WORDS):
             if CAST.fp32 is None:
                 v = x[quad * WORDS + i] * inverse[(quad * WORDS + i) // BLOCK]
+                if CAST.headroom is not None:
+                    v = v * CAST.headroom
             else:
                 v = tl.div_rn(x[quad * WORDS + i], inverse[(quad * WORDS + i) // BLOCK])
             v = round_stochastically(v, words[i], FORMAT, BITS) if BITS > 0 else round_to_grid(v, FORMAT, AWAY)
