@@ -108,7 +108,7 @@ def quantized(x, cast):
 @pytest.mark.parametrize("outer", [False, True])
 @pytest.mark.parametrize(
     ("fmt", "block_size", "headroom"),
-    [("NVFP4", 16, 1.0), ("NVFP4", 16, 16 / 17), ("E4M3", 64, 1.0), ("E4M3", 128, 1.0)],
+    [("NVFP4", 16, 1.0), ("E1M2", 16, 16 / 17), ("E4M3", 64, 1.0), ("E4M3", 128, 1.0)],
 )
 def test_e4m3_scales(fmt, block_size, headroom, outer, square, axis, rounding):
     x = numbers((256, 128))

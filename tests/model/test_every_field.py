@@ -43,7 +43,7 @@ FP32 = Cast(format="E2M1", scale="FP32")
 
 # For each field of a cast: casts that differ in it from the cast beside them.
 CHANGES: dict[str, list[tuple[Cast, Cast]]] = {
-    "format": [(E2M1, Cast(format=name)) for name in ("E4M3", "E5M2", "E3M2", "E2M3")],
+    "format": [(E2M1, Cast(format=name)) for name in ("E4M3", "E5M2", "E3M2", "E2M3", "E1M2")],
     "block_size": [(E2M1, Cast(format="E2M1", block_size=size)) for size in (16, 64, 128)]
     + [(FP32, replace(FP32, block_size=size)) for size in (64, 128)],
     "two_dimensional": [(cast, replace(cast, two_dimensional=True)) for cast in (E2M1, FP32)],
