@@ -21,7 +21,7 @@ from mxstudy.kernels.cast_any_both import has_both
 from mxstudy.kernels.implements import Implements
 from mxstudy.kernels.operand_cast import KERNEL_BLOCKS, KERNEL_SCALES, OperandCast
 from mxstudy.kernels.operators import BLOCK_SIZES, KERNEL_FORMATS, KERNEL_RULES, ROUNDS, UNREAD
-from mxstudy.numerics.cast import scale_of_result
+from mxstudy.numerics.cast import scale_above, scale_of_result
 from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.gemms import Linear, Operand
 from mxstudy.numerics.random_bits import signs_of
@@ -55,6 +55,13 @@ ANY = Implements(
             "chain": ("training",),
         },
         "FP32": {"scale_rule": (None,), "pad": (False, True), "headroom": (1.0,)},
+        "none": {
+            "block_size": (None,),
+            "scale_rule": (None,),
+            "pad": (None,),
+            "outer_scale": ("tensor",),
+            "headroom": (1.0,),
+        },
     },
 )
 # The other operand, along the columns, of the tensor whose operand along the rows has that name.
@@ -119,7 +126,12 @@ def cast_operand(
     if absmax is None and how.has_outer:
         absmax = absmax_any(x, how, signs=signs, **parts)
     values = cast_any(x, how, signs=signs, draws=draws, outer=absmax, **parts)
-    return Operand(values, None if cast is None else scale_of_result(absmax, cast, x.device))
+    return Operand(values, None if cast is None else result_scale(absmax, cast, x.device))
+
+
+def result_scale(absmax: Tensor | None, cast: Cast, device: torch.device) -> Tensor | None:
+    """Return the operand's factor of its GEMM's result, or None; `absmax`: that of the tensor if the cast needs it."""
+    return scale_of_result(None if absmax is None else scale_above(absmax, cast), cast, device)
 
 
 def shared_absmax(x: Tensor, linear: Linear, name: str, **parts: Any) -> Tensor | None:
@@ -156,7 +168,7 @@ def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_fir
     return OperandCast(
         cast.format,
         axis,
-        block_size=cast.block_size or 0,
+        block_size=cast.block_size or min(BLOCK_SIZES),
         square=cast.two_dimensional,
         scale_rule=str(cast.scale_rule),
         rounding=str(cast.rounding),
@@ -214,6 +226,6 @@ def both_operands(dh: Tensor, linear: Linear) -> tuple[Operand, Operand]:
         dgrad = cast_operand(dh, linear, "dgrad_dh", -1, absmax=absmax)
         return dgrad, cast_operand(dh, linear, "wgrad_dh", -2, absmax=absmax)
     values = cast_any_both(dh, *casts, absmax)
-    scales = (scale_of_result(absmax, cast, dh.device) for cast in (row, column))
+    scales = (result_scale(absmax, cast, dh.device) for cast in (row, column))
     dgrad, wgrad = map(Operand, values, scales)
     return dgrad, wgrad

@@ -3,8 +3,8 @@
     ((x - mean) / rms) * gain + bias  ->  Hadamard transform  ->  blocks, scales, rounding  ->  bf16
 
 Scales are E8M0, or E4M3 in the order of operations of Transformer Engine's training, alone or below an FP32 scale of
-the whole tensor. That scale needs the absmax of what is cast, which `absmax_any` finds in a pass of its own. FP32 block
-scales stay apart from the elements: `mxstudy.kernels.cast_blocks`.
+the whole tensor; or there is that scale alone. It needs the absmax of what is cast, which `absmax_any` finds in a pass
+of its own. FP32 block scales stay apart from the elements: `mxstudy.kernels.cast_blocks`.
 
 Any step may be missing. A thread holds in its registers what belongs together along the contraction axis, so the
 butterfly and the blocks' maxima are elementwise between tensors, and nothing goes through shared memory. Four
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from mxstudy.kernels.operand_cast import CompiledCast, Groups, OperandCast, check, compiled_cast
+from mxstudy.kernels.operand_cast import CompiledCast, Groups, OperandCast, check, compiled_cast, incomplete_axis
 from mxstudy.kernels.operators import BF16, FP32, launch
 from mxstudy.kernels.packing import pack, unpack
-from mxstudy.numerics.cast import outer_scale, pre_rounded, quantize_as
+from mxstudy.numerics.cast import largest_magnitude, pre_rounded, quantize_as, scale_above
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import affine, center, normalize
 from mxstudy.numerics.random_bits import Draws
@@ -118,12 +118,19 @@ def _cast_any(
     after: Tensor | None,
     packed: str,
 ) -> Tensor:
+    return step_by_step(x, mean, rms, gain, bias, signs, key, place, outer, packed=packed)
+
+
+def step_by_step(x: Tensor, *given: Tensor | None, packed: str) -> Tensor:
+    """Return what `cast_any` does, by the reference; `given`: the operator's tensors up to the absmax."""
+    mean, rms, gain, bias, signs, key, place, outer = given
     cast = unpack(OperandCast, packed)
     y = prepared(x, mean, rms, gain, bias, signs, cast)
     if cast.fmt is None:
         return y.to(BF16, copy=True).contiguous()
     draws = None if key is None or place is None else Draws(key, place)
-    quantized = quantize_as(y, cast.as_cast(), cast.axis, outer, draws)
+    settings = cast.as_cast()
+    quantized = quantize_as(y, settings, cast.axis, None if outer is None else scale_above(outer, settings), draws)
     return quantized.without_tensor_scale().dequantize(BF16).contiguous()
 
 
@@ -150,11 +157,14 @@ def launch_cuda(
 ) -> Tensor:
     """Launch the kernel. `groups`: a tile other than the usual one, with whole square blocks. `scales`: FP32 ones.
 
-    The result does not depend on the tile.
+    The result does not depend on the tile. What has no blocks, on an axis that groups do not divide, is cast step by
+    step.
     """
     from mxstudy.kernels.device.cast_any import cast_any_kernel
 
     cast = unpack(OperandCast, packed)
+    if cast.fmt and incomplete_axis(x, cast) is not None:
+        return step_by_step(x, mean, rms, gain, bias, signs, key, place, outer, packed=packed)
     if cast.in_two:
         first, second = cast.halves
         y = launch_cuda(x, mean, rms, gain, bias, signs, None, None, None, None, pack(first))
@@ -178,9 +188,13 @@ def _absmax_any(
     after: Tensor | None,
     packed: str,
 ) -> Tensor:
+    return absmax_step_by_step(x, mean, rms, gain, bias, signs, packed=packed)
+
+
+def absmax_step_by_step(x: Tensor, *given: Tensor | None, packed: str) -> Tensor:
+    mean, rms, gain, bias, signs = given
     cast = unpack(OperandCast, packed)
-    settings = cast.as_cast()
-    return outer_scale(pre_rounded(prepared(x, mean, rms, gain, bias, signs, cast), settings), settings)
+    return largest_magnitude(pre_rounded(prepared(x, mean, rms, gain, bias, signs, cast), cast.as_cast()))
 
 
 @_absmax_any.register_fake
@@ -203,6 +217,8 @@ def launch_absmax(
     from mxstudy.kernels.device.cast_any import absmax_any_kernel
 
     cast = unpack(OperandCast, packed)
+    if incomplete_axis(x, cast) is not None:
+        return absmax_step_by_step(x, mean, rms, gain, bias, signs, packed=packed)
     if cast.in_two:
         first, second = cast.halves
         y = launch_cuda(x, mean, rms, gain, bias, signs, None, None, None, None, pack(first))

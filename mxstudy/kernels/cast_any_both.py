@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, library
 
 from mxstudy.kernels.cast_any import cast_any, tiles_of
-from mxstudy.kernels.operand_cast import Groups, OperandCast, check, compiled_cast
+from mxstudy.kernels.operand_cast import Groups, OperandCast, check, compiled_cast, incomplete_axis
 from mxstudy.kernels.operators import BF16, BLOCK_SIZES, launch, power_of_two_in
 from mxstudy.kernels.packing import pack, unpack
 from mxstudy.reader import require
@@ -36,6 +36,10 @@ def cast_any_both(x: Tensor, row: OperandCast, column: OperandCast, outer: Tenso
 
 @library.custom_op("mxstudy::cast_any_both", mutates_args=())
 def _cast_any_both(x: Tensor, outer: Tensor, row: str, column: str) -> tuple[Tensor, Tensor]:
+    return one_after_the_other(x, outer, row, column)
+
+
+def one_after_the_other(x: Tensor, outer: Tensor, row: str, column: str) -> tuple[Tensor, Tensor]:
     of_row, of_column = (cast_any(x, unpack(OperandCast, packed), outer=outer) for packed in (row, column))
     return of_row, of_column
 
@@ -51,6 +55,8 @@ def launch_both(x: Tensor, outer: Tensor, row: str, column: str) -> tuple[Tensor
 
     x, columns = x.contiguous(), x.shape[1]
     casts = unpack(OperandCast, row), unpack(OperandCast, column)
+    if any(incomplete_axis(x, cast) is not None for cast in casts):
+        return one_after_the_other(x, outer, row, column)
     tiles = groups_of_both(*casts, columns)
     of_row, of_column = (compiled_cast(cast, columns, groups) for cast, groups in zip(casts, tiles, strict=True))
     results = x.new_empty(x.shape, dtype=BF16), x.new_empty(x.shape, dtype=BF16)

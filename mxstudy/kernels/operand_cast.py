@@ -34,11 +34,13 @@ KERNEL_SCALES = {  # block scales, and elements below them
     "E8M0": KERNEL_FORMATS,
     "E4M3": (*KERNEL_FORMATS, "NVFP4"),
     "FP32": KERNEL_FORMATS,
+    "none": KERNEL_FORMATS,
 }
 KERNEL_CHAINS = {  # and outer scales
     "E8M0": ("inference", ("none",)),
     "E4M3": ("training", ("none", "tensor")),
     "FP32": ("inference", ("none",)),
+    "none": ("inference", ("tensor",)),
 }
 THREADS, WARPS = 128, 4
 SATURATING = "floor"  # a scale rule under which the largest element of a block may be beyond the format's
@@ -53,8 +55,10 @@ class OperandCast:
     block_size with one scale each. `round_first`: round to bf16 before anything else. `pre_round`: round to bf16, ties
     away from zero, before the blocks are made. `transform_size`: None for no transform. `scale`: the format of block
     scales; the rule is for E8M0. `outer_scale`, `chain`: those of a `Cast`, where E4M3 scales have the training chain,
-    alone or below a scale of the whole tensor. `pad`: fill an incomplete last block with zeros, which only FP32 scales
-    have (`cast_blocks`). `headroom`: the fraction of the format's range that is used, which FP32 scales do not have.
+    alone or below a scale of the whole tensor. Without block scales there is that scale alone, and `block_size` is the
+    number of neighbours that a thread holds. `pad`: fill an incomplete last block with zeros, which only FP32 scales
+    have (`cast_blocks`). `headroom`: the fraction of the format's range that is used; only E8M0 and E4M3 scales have
+    one.
     """
 
     fmt: str | None
@@ -84,7 +88,7 @@ class OperandCast:
         return Cast(
             format=str(self.fmt),
             scale=self.scale,  # type: ignore[arg-type]
-            block_size=self.block_size,
+            block_size=self.block_size if self.scale != "none" else None,
             two_dimensional=self.square,
             scale_rule=self.scale_rule if self.scale == "E8M0" else None,
             outer_scale=self.outer_scale,  # type: ignore[arg-type]
@@ -92,7 +96,7 @@ class OperandCast:
             rounding=self.rounding,
             random_bits=self.random_bits if self.draws else Cast.random_bits,  # type: ignore[arg-type]
             pre_round=self.pre_round,
-            pad=self.pad,
+            pad=self.pad if self.scale != "none" else None,
             headroom=self.headroom,
         )
 
@@ -149,8 +153,8 @@ class E4M3Scales(NamedTuple):
 class CompiledCast(NamedTuple):
     """A cast as the kernel is compiled for it. `axis`: 0 for the rows' axis. `random_bits`: 0 rounds to nearest.
 
-    `e4m3`: None for other scales than those. `fp32`: the largest element below FP32 scales, or None. `headroom`: the
-    factor on elements over their E8M0 scale, or None.
+    `e4m3`: None for other scales than those. `fp32`: the largest element below FP32 scales, of blocks or of the tensor,
+    or None. `headroom`: the factor on elements over their E8M0 scale, or None.
     """
 
     axis: int
@@ -207,9 +211,12 @@ def check(
         raise ConfigError(f"random_bits: {cast.random_bits} has no kernel; take one of {RANDOM_BITS}")
     if cast.block_size not in KERNEL_BLOCKS:
         raise ConfigError(f"block_size: {cast.block_size} has no kernel; take one of {KERNEL_BLOCKS}")
-    require(cast.scale != "FP32" or cast.headroom == 1, "headroom: FP32 scales have no kernel with one; leave it out")
+    require(
+        cast.scale in ("E8M0", "E4M3") or cast.headroom == 1,
+        f"headroom: it has no kernel with scale={cast.scale}; leave it out",
+    )
     require(cast.scale == "FP32" or not cast.pad, f"pad: {cast.scale} scales have no kernel that pads; set it to false")
-    if not cast.pad and (axis := incomplete_axis(x, cast)) is not None:
+    if not cast.pad and cast.scale != "none" and (axis := incomplete_axis(x, cast)) is not None:
         raise ConfigError(f"block_size: {cast.block_size} does not divide axis {axis} of shape {list(x.shape)}")
 
 
@@ -237,7 +244,7 @@ def compiled_cast(cast: OperandCast, columns: int, groups: Groups | None = None)
         away=cast.rounding == "away",
         random_bits=cast.random_bits if cast.draws else 0,
         e4m3=e4m3_scales(cast) if cast.scale == "E4M3" else None,
-        fp32=reach_of(cast.as_cast()) if cast.scale == "FP32" else None,
+        fp32=reach_of(cast.as_cast()) if cast.scale in ("FP32", "none") else None,
         headroom=cast.headroom if cast.fmt and cast.scale == "E8M0" and cast.headroom < 1 else None,
     )
 

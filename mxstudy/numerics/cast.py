@@ -249,10 +249,15 @@ def better(one: Quantized, other: Quantized, x: Tensor, tiles: Tiles, cast: Cast
 
 def outer_scale(x: Tensor, cast: Cast, axes: tuple[int, ...] | None = None) -> Tensor:
     """Return the outer scale of x (float32): one along `axes` (kept as 1), or 0-dim over all of x."""
+    return scale_above(largest_magnitude(x, axes), cast)
+
+
+def largest_magnitude(x: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
+    """Return the largest |x| (float32), NaN if one is NaN: along `axes` (kept as 1), or 0-dim over all of x."""
     if axes is None:
         x = x.flatten() if x.numel() else x.new_zeros(1)
-        return scale_above(absmax_bits(x, 0).view(torch.float32).squeeze(0), cast)
-    return scale_above(absmax_bits(x, axes).view(torch.float32), cast)
+        return absmax_bits(x, 0).view(torch.float32).squeeze(0)
+    return absmax_bits(x, axes).view(torch.float32)
 
 
 def scale_above(largest: Tensor, cast: Cast) -> Tensor:

@@ -31,6 +31,7 @@ ROUNDED = replace(BELOW, pre_round=True)
 SQUARE, DRAWN = replace(BELOW, two_dimensional=True), replace(BELOW, rounding="stochastic")
 TURN = Hadamard(size=16, signs="seed")
 ALL = dict.fromkeys(OPERANDS, BELOW)
+FP8 = Cast(format="E5M2", scale="none", outer_scale="tensor")
 
 # A block has four linears, and each has X, W and dH; two of them read a norm. What differs from `ALL`, whether the gain
 # is folded, and how many passes a step has for the absmax of its 24 operands.
@@ -42,6 +43,8 @@ RECIPES = {
         12,
     ),
     "other elements and blocks": ({"wgrad_x": replace(BELOW, format="E4M3", block_size=32)}, False, 12),
+    "one scale a tensor": (dict.fromkeys(OPERANDS, FP8), False, 12),
+    "one scale a tensor beside scales of blocks": ({"dgrad_w": FP8, "wgrad_dh": FP8, "forward_x": FP8}, False, 12),
     "pre-rounded": (dict.fromkeys(OPERANDS, ROUNDED), False, 12),
     "a folded gain": ({}, True, 12 + 2),
     "X pre-rounded in the forward": ({"forward_x": ROUNDED}, False, 12 + 4),
@@ -102,8 +105,8 @@ def same(one, other):
 def passes(monkeypatch):
     """One entry for every absmax that was found, compiled or not."""
     kernel = import_module("mxstudy.kernels.cast_any")
-    seen, find = [], kernel.outer_scale
-    monkeypatch.setattr(kernel, "outer_scale", lambda x, cast: seen.append(cast) or find(x, cast))
+    seen, find = [], kernel.largest_magnitude
+    monkeypatch.setattr(kernel, "largest_magnitude", lambda x: seen.append(x.shape) or find(x))
     return seen
 
 
@@ -139,6 +142,7 @@ def test_a_pass_that_is_shared_too_often_is_found_out(name, monkeypatch):
     [
         ("every operand", 4),
         ("pre-rounded", 4),
+        ("one scale a tensor beside scales of blocks", 4),
         ("the forward's transform", 4),
         ("square weights and random gradients", 0),
         ("wgrad's transform", 0),

@@ -24,6 +24,7 @@ every_axis = pytest.mark.parametrize("axis", [-2, -1], ids=["columns", "rows"])
 every_rounding = pytest.mark.parametrize("rounding", KERNEL_ROUNDINGS)
 ALONE = {"scale": "E4M3", "chain": "training"}
 BELOW_A_SCALE = ALONE | {"outer_scale": "tensor"}
+ONE = {"scale": "none", "outer_scale": "tensor"}  # for the whole tensor
 DRAWS = Draws(torch.tensor(stream_key(3, "layer/dgrad_dh")), torch.tensor([5, 2**32 - 3]))
 
 
@@ -126,6 +127,36 @@ def test_e4m3_scales(fmt, block_size, headroom, outer, square, axis, rounding):
     assert_same_bits(kernel(x, cast), quantized(x, cast))
 
 
+@every_format
+@every_axis
+@pytest.mark.parametrize("rounding", KERNEL_ROUNDINGS)
+def test_one_scale_for_the_whole_tensor(fmt, axis, rounding):
+    """Each element is divided by it, which rounds once."""
+    x, cast = numbers((32, 64)), OperandCast(fmt, axis, 16, rounding=rounding, **ONE)
+    assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
+@pytest.mark.parametrize("largest", [0.0, 2.0**-149, 448 * 2.0**-126, 3.4e38, torch.inf, torch.nan])
+def test_one_scale_at_the_ends_of_fp32(largest):
+    x = torch.zeros(32, 32)
+    x[16:] = numbers((16, 32)).clamp(-1, 1) * (min(largest, 1.0) if largest == largest else 1.0)
+    x[3, 5] = largest
+    cast = OperandCast("E4M3", -1, 16, **ONE)
+    got = kernel(x, cast)
+    assert_same_bits(got, quantized(x, cast))
+    assert got.isnan().all() == (not largest < torch.inf)
+
+
+@every_axis
+def test_one_scale_needs_no_whole_groups(axis):
+    """A tensor of any shape is cast, and a transform's output."""
+    for shape in ((37, 50), (48, 64)):
+        x, cast = numbers(shape, BF16), OperandCast("E5M2", axis, 16, **ONE)
+        assert_same_bits(kernel(x, cast), quantized(x, cast))
+    turned = replace(cast, transform_size=16)
+    assert_same_bits(kernel(x, turned), quantized(hadamard(x, 16, axis=axis), cast))
+
+
 @pytest.mark.parametrize("rounding", ["even", "stochastic"])
 def test_e4m3_scales_that_are_subnormal_or_zero(rounding):
     """Have E4M3 scales from the largest to 0, which a block far below the others has; its elements become 0."""
@@ -179,6 +210,7 @@ def test_the_absmax_of_a_norms_output_is_one_number_for_every_cast(dtype, bad):
         for square in (False, True)
         for rounding in ("even", "stochastic")
     ]
+    casts += [OperandCast("E5M2", axis, 16, **ONE) for axis in (-2, -1)]
     expected = normalized(x, torch.empty(0), rms, gain.to(BF16), bias.to(BF16)).abs().amax()
     for cast in casts:
         of = dict.fromkeys(("mean", "rms", "gain", "bias", "signs")) | given
@@ -347,7 +379,8 @@ def test_the_absmax_has_no_inside():
         ({"scale_rule": "round"}, {}, "scale_rule: 'round' is not a choice"),
         ({"scale": "FP32"}, {}, "scale: FP32 scales are not multiplied into an operand; call cast_blocks"),
         ({"scale": "FP16"}, {}, "scale: 'FP16' is not a choice"),
-        ({"scale": "FP32", "headroom": 0.5}, {}, "headroom: FP32 scales have no kernel with one"),
+        ({"scale": "FP32", "headroom": 0.5}, {}, "headroom: it has no kernel with scale=FP32"),
+        (ONE | {"outer_scale": "row", "block_size": 16}, {}, "outer_scale: 'row' is not a choice"),
         ({"pad": True}, {}, "pad: E8M0 scales have no kernel that pads; set it to false"),
         (
             {"scale": "E4M3", "chain": "training", "outer_scale": "tensor"},

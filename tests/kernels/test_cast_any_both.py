@@ -70,6 +70,13 @@ def test_every_shape(shape):
     assert_both(inputs(shape))
 
 
+@each("shape", [(48, 64), (37, 50)])
+def test_one_scale_for_the_whole_tensor(shape):
+    """It needs no whole groups."""
+    row = OperandCast("E5M2", -1, 16, scale="none", outer_scale="tensor")
+    assert_both(inputs(shape), row, replace(row, axis=-2))
+
+
 def test_strides():
     assert_both(inputs((96, 64)).T)
 

@@ -264,7 +264,8 @@ def maxima(x, CAST: tl.constexpr):
 def scales_of(maxima, outer_ptr, CAST: tl.constexpr):
     """Return the factors on the elements and the scales of each block; those of E8M0 are 2^-k and 2^k.
 
-    Of FP32 scales they are the scales, which divide the elements, and 1: they are not multiplied into the operand.
+    Of FP32 scales they are the scales, which divide the elements, and 1: they are not multiplied into the operand. The
+    scale of the whole tensor is one of them.
     """
     FORMAT: tl.constexpr = CAST.format
     inverse = ()
@@ -274,7 +275,7 @@ def scales_of(maxima, outer_ptr, CAST: tl.constexpr):
         if CAST.square:
             bits = over_squares(bits, CAST)
         if CAST.fp32 is not None:
-            of_block = fp32_scales(bits, CAST)
+            of_block = fp32_scales(bits if outer_ptr is None else bits_of(outer_ptr, bits), CAST)
         else:
             of_block = scales(bits, FORMAT) if CAST.e4m3 is None else e4m3_scales(bits, outer_ptr, CAST)
         inverse += (of_block[0],)
@@ -303,6 +304,12 @@ def e4m3_scales(bits, outer_ptr, CAST: tl.constexpr):
     factor = tl.minimum(tl.div_rn(ones, scale * tl.div_rn(ones, encode)), FP32_MAX)
     nan = tl.full(bits.shape, NAN_BITS, tl.int32).to(tl.float32, bitcast=True)
     return tl.where(finite, factor, nan), tl.where(finite, scale, nan)
+
+
+@triton.jit
+def bits_of(outer_ptr, like):
+    """Return the bits of the absmax of all blocks, int32, in the shape of `like`."""
+    return tl.load(outer_ptr).to(tl.int32, bitcast=True) + tl.zeros_like(like)
 
 
 @triton.jit
