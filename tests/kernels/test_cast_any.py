@@ -230,6 +230,13 @@ def test_e4m3_scales_at_the_ends_of_fp32(largest):
         assert got.isnan().any() == (not largest < torch.inf)
 
 
+def test_a_headroom_so_small_that_nothing_is_left_of_the_scale():
+    x = numbers((16, 32))
+    x[3, 5] = 3.4e38
+    cast = OperandCast("NVFP4", -1, 16, headroom=2.0**-40, **BELOW_A_SCALE)
+    assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
 @every_axis
 @pytest.mark.parametrize("size", KERNEL_TRANSFORMS)
 @pytest.mark.parametrize(("dtype", "signed", "after"), [(BF16, False, False), (FP32, True, False), (BF16, True, True)])

@@ -50,7 +50,7 @@ def e4m3_scales(bits, outer_ptr, CAST: tl.constexpr):
         outer = tl.load(outer_ptr) + tl.zeros_like(ones)
         finite = finite & (outer < float("inf"))
         encode = tl.minimum(tl.div_rn(ones * CAST.e4m3.largest, outer), FP32_MAX)
-        encode = tl.where(outer == 0.0, 1.0, encode)
+        encode = tl.where((outer == 0.0) | (encode == 0.0), 1.0, encode)
     absmax = bits.to(tl.float32, bitcast=True)
     scale = round_to_grid(absmax * (encode * CAST.e4m3.inverse), E4M3, False)
     factor = tl.minimum(tl.div_rn(ones, scale * tl.div_rn(ones, encode)), FP32_MAX)
