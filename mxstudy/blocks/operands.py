@@ -53,6 +53,9 @@ ANY = Implements(
             "scale_rule": (None,),
             "outer_scale": ("none", "tensor"),
             "chain": ("training",),
+            "largest_scale": (448.0, 256.0),
+            "candidates": (tuple,),
+            "candidate_error": ("mse", "mae"),
         },
         "FP32": {"scale_rule": (None,), "pad": (False, True), "headroom": (1.0,)},
         "none": {
@@ -182,6 +185,9 @@ def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_fir
         chain=cast.chain,
         pad=bool(cast.pad),
         headroom=cast.headroom,
+        largest_scale=cast.largest_scale,
+        candidates=cast.candidates,
+        candidate_error=cast.candidate_error,
     )
 
 

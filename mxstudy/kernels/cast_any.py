@@ -13,6 +13,7 @@ neighbours in a row share one draw of random words.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -169,6 +170,9 @@ def launch_cuda(
         first, second = cast.halves
         y = launch_cuda(x, mean, rms, gain, bias, signs, None, None, None, None, pack(first))
         return launch_cuda(y, None, None, None, None, None, key, place, outer, None, pack(second), groups, scales)
+    if cast.chooses and cast.square:
+        # The same along either axis, and along the columns a thread adds up rows, which the reference does first.
+        cast = replace(cast, axis=-2)
     result = x.new_empty(x.shape, dtype=BF16)
     launch_tiles(cast_any_kernel, (x, mean, rms, gain, bias, signs, key, place, outer, scales), result, cast, groups)
     return result

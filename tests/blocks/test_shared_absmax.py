@@ -29,6 +29,8 @@ ALONE = replace(BELOW, outer_scale="none")
 PLAIN = Cast(format="E4M3")
 ROUNDED = replace(BELOW, pre_round=True)
 SQUARE, DRAWN = replace(BELOW, two_dimensional=True), replace(BELOW, rounding="stochastic")
+CHOICE = replace(BELOW, largest_scale=256.0, candidates=(1.0, 1.5))
+SQUARE_CHOICE, HEADROOM = replace(CHOICE, two_dimensional=True), replace(BELOW, headroom=16 / 17)
 TURN = Hadamard(size=16, signs="seed")
 ALL = dict.fromkeys(OPERANDS, BELOW)
 FP8 = Cast(format="E5M2", scale="none", outer_scale="tensor")
@@ -45,6 +47,11 @@ RECIPES = {
     "other elements and blocks": ({"wgrad_x": replace(BELOW, format="E4M3", block_size=32)}, False, 12),
     "one scale a tensor": (dict.fromkeys(OPERANDS, FP8), False, 12),
     "one scale a tensor beside scales of blocks": ({"dgrad_w": FP8, "wgrad_dh": FP8, "forward_x": FP8}, False, 12),
+    "a choice of scales": (
+        {"forward_x": CHOICE, "forward_w": SQUARE_CHOICE, "dgrad_w": SQUARE_CHOICE, "wgrad_dh": HEADROOM},
+        False,
+        12,
+    ),
     "pre-rounded": (dict.fromkeys(OPERANDS, ROUNDED), False, 12),
     "a folded gain": ({}, True, 12 + 2),
     "X pre-rounded in the forward": ({"forward_x": ROUNDED}, False, 12 + 4),
@@ -141,6 +148,7 @@ def test_a_pass_that_is_shared_too_often_is_found_out(name, monkeypatch):
     ("name", "kernels"),
     [
         ("every operand", 4),
+        ("a choice of scales", 4),
         ("pre-rounded", 4),
         ("one scale a tensor beside scales of blocks", 4),
         ("the forward's transform", 4),

@@ -24,6 +24,7 @@ every_axis = pytest.mark.parametrize("axis", [-2, -1], ids=["columns", "rows"])
 every_rounding = pytest.mark.parametrize("rounding", KERNEL_ROUNDINGS)
 ALONE = {"scale": "E4M3", "chain": "training"}
 BELOW_A_SCALE = ALONE | {"outer_scale": "tensor"}
+FOUR_OVER_SIX = BELOW_A_SCALE | {"largest_scale": 256.0, "candidates": (1.0, 1.5)}
 ONE = {"scale": "none", "outer_scale": "tensor"}  # for the whole tensor
 DRAWS = Draws(torch.tensor(stream_key(3, "layer/dgrad_dh")), torch.tensor([5, 2**32 - 3]))
 
@@ -230,6 +231,95 @@ def test_e4m3_scales_at_the_ends_of_fp32(largest):
         assert got.isnan().any() == (not largest < torch.inf)
 
 
+@every_axis
+@pytest.mark.parametrize("square", [False, True])
+@pytest.mark.parametrize("error", ["mse", "mae"])
+@pytest.mark.parametrize(("fmt", "block_size"), [("NVFP4", 16), ("E2M1", 64)])
+def test_each_block_takes_the_scale_with_the_smaller_error(fmt, block_size, error, square, axis):
+    """Four over six: both win somewhere; the second, where all but the largest are 5 to its 6."""
+    x = numbers((128, 64))
+    x[64:] = x[64:].sign() * 5 / 6
+    x[64::16, ::16] = 1
+    cast = OperandCast(fmt, axis, block_size, square, candidate_error=error, **FOUR_OVER_SIX)
+    got = kernel(x, cast)
+    assert_same_bits(got, quantized(x, cast))
+    for one in cast.candidates:
+        assert (got != quantized(x, replace(cast, candidates=(one,), candidate_error="mse"))).any()
+
+
+@every_axis
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rounding": "stochastic"},
+        {"pre_round": True, "rounding": "away"},
+        {"candidates": (1.5, 1.0, 1.25)},
+        {"headroom": 16 / 17},
+        {"outer_scale": "none", "largest_scale": 448.0},
+    ],
+    ids=str,
+)
+def test_a_choice_of_scales_beside_everything_else(options, axis):
+    x = numbers((32, 64))
+    for square in (False, True):
+        cast = OperandCast("NVFP4", axis, 16, square, **FOUR_OVER_SIX | options)
+        assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
+@every_axis
+@pytest.mark.parametrize("square", [False, True])
+def test_a_choice_of_scales_after_a_transform_and_a_weights_gain(axis, square):
+    x, gain, _ = norm_inputs((64, 64))
+    gain, signs = gain.to(BF16), random_signs(DRAWS, 16)
+    y = hadamard(x.to(BF16).float() * gain.float(), 16, signs, axis=axis)
+    cast = OperandCast("NVFP4", axis, 16, square, round_first=True, transform_size=16, **FOUR_OVER_SIX)
+    assert_same_bits(kernel(x, cast, gain=gain, signs=signs), quantized(y, replace(cast, transform_size=None)))
+
+
+@pytest.mark.parametrize("largest", [0.0, 2.0**-149, 2.0**-126, 1e-36, 3.4e38, torch.inf, torch.nan])
+@pytest.mark.parametrize("outer", ["none", "tensor"])
+def test_a_choice_of_scales_at_the_ends_of_fp32(largest, outer):
+    """A candidate's range may overflow, whose error is then NaN; and errors that are equal leave the first."""
+    x = torch.zeros(32, 32)
+    x[16:] = numbers((16, 32)) * min(largest, 1.0) if largest == largest else 1.0
+    x[3, 5] = largest
+    chosen = FOUR_OVER_SIX | ({"outer_scale": "none", "largest_scale": 448.0} if outer == "none" else {})
+    for candidates in ((1.0, 1.5), (1.5, 1.0)):
+        cast = OperandCast("NVFP4", -1, 16, **chosen | {"candidates": candidates})
+        assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
+def takes_second(x, cast):
+    """Return whether the first block of every 16 columns takes the second of two scales."""
+    found, first = (quantize_as(x, c.as_cast(), cast.axis) for c in (cast, replace(cast, candidates=(1.0,))))
+    blocks = (found.scales.float() != first.scales.float())[0]
+    return blocks if cast.square or cast.axis == -1 else blocks[::16]
+
+
+@every_axis
+@pytest.mark.parametrize("square", [False, True])
+def test_a_choice_between_errors_that_are_almost_equal(square, axis):
+    """Between two tensors, 16 columns at a time, lie two neighbours where the choice changes: every rounding counts."""
+    cast = OperandCast("NVFP4", axis, 16, square, **FOUR_OVER_SIX)
+    ends = torch.randn(2, 16, 1024, generator=torch.Generator().manual_seed(0))
+    ends[1] = 2.5 * ends[1].sign()
+    ends[1, 0, ::16] = 3
+    ends[:, 15, 15] = 7.1  # the absmax, of which the inverse of 6 x 256 in FP32 makes another scale
+
+    def between(shares):
+        return ends[0] + shares.repeat_interleave(16) * (ends[1] - ends[0])
+
+    low, high = torch.zeros(64), torch.ones(64)
+    at_low, at_high = (takes_second(between(share), cast) for share in (low, high))
+    assert (at_low != at_high).sum() > 16
+    for _ in range(30):
+        middle = (low + high) / 2
+        is_low = takes_second(between(middle), cast) == at_low
+        low, high = torch.where(is_low, middle, low), torch.where(is_low, high, middle)
+    for x in (between(low), between(high)):
+        assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
 def test_a_headroom_so_small_that_nothing_is_left_of_the_scale():
     x = numbers((16, 32))
     x[3, 5] = 3.4e38
@@ -345,6 +435,7 @@ def test_options_packed_are_themselves():
     cast = OperandCast(
         "E2M1", -2, 16, True, "floor", "stochastic", 8, True, True, 64, True, "E4M3", "tensor", "training", True, 0.5
     )
+    cast = replace(cast, largest_scale=256.0, candidates=(1.0, 1.5), candidate_error="mae")
     assert unpack(OperandCast, pack(cast)) == cast
     with pytest.raises(ValueError, match="shorter"):  # a field was left out
         unpack(OperandCast, "[null, -1]")
@@ -387,6 +478,7 @@ def test_the_absmax_has_no_inside():
         ({"scale": "FP32"}, {}, "scale: FP32 scales are not multiplied into an operand; call cast_blocks"),
         ({"scale": "FP16"}, {}, "scale: 'FP16' is not a choice"),
         ({"scale": "FP32", "headroom": 0.5}, {}, "headroom: it has no kernel with scale=FP32"),
+        ({"candidates": (1.0, 1.5)}, {}, "candidates: E8M0 scales have no kernel with several"),
         (ONE | {"outer_scale": "row", "block_size": 16}, {}, "outer_scale: 'row' is not a choice"),
         ({"pad": True}, {}, "pad: E8M0 scales have no kernel that pads; set it to false"),
         (

@@ -66,9 +66,10 @@ CHANGES: dict[str, list[tuple[Cast, Cast]]] = {
         *((cast, replace(cast, headroom=0.75)) for cast in (E2M1, FLOOR, FP32)),
         *((cast, replace(cast, headroom=16 / 17)) for cast in (NVFP4, TRAINING)),
     ],
-    "candidates": [(NVFP4, replace(NVFP4, candidates=(1.0, 1.5)))],
+    "candidates": [(cast, replace(cast, candidates=(1.0, 1.5))) for cast in (NVFP4, TRAINING)],
     "candidate_error": [
-        (replace(NVFP4, candidates=(1.0, 1.5)), replace(NVFP4, candidates=(1.0, 1.5), candidate_error="mae"))
+        (replace(cast, candidates=(1.0, 1.5)), replace(cast, candidates=(1.0, 1.5), candidate_error="mae"))
+        for cast in (NVFP4, TRAINING)
     ],
     "rounding": [(cast, replace(cast, rounding="stochastic")) for cast in (E2M1, FP32)],
     "random_bits": [

@@ -13,9 +13,10 @@ MIN_NORMAL = tl.constexpr(2.0**-126)
 
 
 @triton.jit
-def scales_of(maxima, outer_ptr, CAST: tl.constexpr):
+def scales_of(maxima, outer_ptr, FACTOR: tl.constexpr, CAST: tl.constexpr):
     """Return the factors on the elements and the scales of each block; those of E8M0 are 2^-k and 2^k.
 
+    `maxima`: the bits of each block's absmax. FACTOR: a candidate, by which the range is multiplied.
     Of FP32 scales they are the scales, which divide the elements, and 1: they are not multiplied into the operand. The
     scale of the whole tensor is one of them.
     """
@@ -26,6 +27,8 @@ def scales_of(maxima, outer_ptr, CAST: tl.constexpr):
         bits = maxima[block]
         if CAST.square:
             bits = over_squares(bits, CAST)
+        if FACTOR != 1:
+            bits = (bits.to(tl.float32, bitcast=True) * FACTOR).to(tl.int32, bitcast=True)
         if CAST.fp32 is not None:
             of_block = fp32_scales(bits if outer_ptr is None else bits_of(outer_ptr, bits), CAST)
         else:

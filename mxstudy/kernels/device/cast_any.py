@@ -13,6 +13,7 @@ import triton.language as tl
 
 from mxstudy.kernels.device.block_scales import scales_of, store_scales
 from mxstudy.kernels.device.cast_both import magnitude_bits, round_to_bf16_away, round_to_grid, through_bf16
+from mxstudy.kernels.device.choice import better, errors
 from mxstudy.kernels.device.parts import load, store
 from mxstudy.kernels.device.random_bits import philox, round_stochastically
 
@@ -63,10 +64,14 @@ def cast_tile(pointers, key_ptr, place_ptr, outer_ptr, scales_ptr, result_ptr, r
     if PARTS == 1:
         x = prepared(pointers, row, column, mask, CAST)
         if CAST.format is not None:
-            scale = scales_of(maxima(x, CAST), outer_ptr, CAST)
+            bits = maxima(x, CAST)
+            scale = scales_of(bits, outer_ptr, CAST.candidates[0], CAST)
             if scales_ptr is not None:
                 store_scales(scales_ptr, scale[0], row, column, mask, CAST)
-            x = quantized(x, scale, row, column, quad, key_ptr, place_ptr, CAST)
+            if len(CAST.candidates) == 1:
+                x = quantized(x, scale, row, column, quad, key_ptr, place_ptr, CAST)
+            else:
+                x = best(x, bits, row, column, quad, key_ptr, place_ptr, outer_ptr, CAST)
         store(result_ptr, row * COLUMNS + column, mask, x, CAST)
     else:
         bits = tl.zeros((BELOW, BESIDE), tl.int32)
@@ -74,7 +79,7 @@ def cast_tile(pointers, key_ptr, place_ptr, outer_ptr, scales_ptr, result_ptr, r
             part_row, part_column = part_of(row, column, part, CAST)
             x = prepared(pointers, part_row, part_column, mask, CAST)
             bits = tl.maximum(bits, maxima(x, CAST)[0])
-        scale_of_all = scales_of((bits,), outer_ptr, CAST)
+        scale_of_all = scales_of((bits,), outer_ptr, CAST.candidates[0], CAST)
         if scales_ptr is not None:
             store_scales(scales_ptr, scale_of_all[0], row, column, mask, CAST)
         for part in range(PARTS):
@@ -252,15 +257,50 @@ def maxima(x, CAST: tl.constexpr):
 
 
 @triton.jit
+def best(x, bits, row, column, first_quad, key_ptr, place_ptr, outer_ptr, CAST: tl.constexpr):
+    """Return a part quantised by the candidate with the smallest error in each block, and decoded."""
+    chosen = ()
+    least = ()
+    for i in tl.static_range(len(CAST.candidates)):
+        scale = scales_of(bits, outer_ptr, CAST.candidates[i], CAST)
+        values = rounded(x, scale[0], row, column, first_quad, key_ptr, place_ptr, CAST)
+        error = errors(values, scale[1], x, outer_ptr, CAST)
+        operand = decoded(values, scale[1], CAST)
+        if i == 0:
+            chosen = operand
+            least = error
+        else:
+            chosen, least = better(chosen, least, operand, error, CAST)
+    return chosen
+
+
+@triton.jit
 def quantized(x, scale, row, column, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
-    """Return a part rounded to the grid and decoded, float32. `first_quad`: the tile's first column / 4."""
+    """Return a part rounded to the grid and decoded, float32."""
+    values = rounded(x, scale[0], row, column, first_quad, key_ptr, place_ptr, CAST)
+    return decoded(values, scale[1], CAST)
+
+
+@triton.jit
+def decoded(values, scale, CAST: tl.constexpr):
+    """Return element values times the scales of their blocks."""
+    PART: tl.constexpr = CAST.part_size
+    BLOCK: tl.constexpr = min(CAST.block, PART)
+    found = ()
+    for i in tl.static_range(PART):
+        found += (values[i] * scale[i // BLOCK],)
+    return found
+
+
+@triton.jit
+def rounded(x, inverse, row, column, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
+    """Return the element values of a part over its scales. `first_quad`: the tile's first column / 4."""
     PART: tl.constexpr = CAST.part_size
     BLOCK: tl.constexpr = min(CAST.block, PART)
     FORMAT: tl.constexpr = CAST.format
     AWAY: tl.constexpr = CAST.away
     BITS: tl.constexpr = CAST.random_bits
-    inverse, power = scale
-    decoded = ()
+    values = ()
     for quad in tl.static_range(PART // WORDS):
         words = ()
         if BITS > 0:
@@ -273,8 +313,8 @@ def quantized(x, scale, row, column, first_quad, key_ptr, place_ptr, CAST: tl.co
             else:
                 v = tl.div_rn(x[quad * WORDS + i], inverse[(quad * WORDS + i) // BLOCK])
             v = round_stochastically(v, words[i], FORMAT, BITS) if BITS > 0 else round_to_grid(v, FORMAT, AWAY)
-            decoded += (v * power[(quad * WORDS + i) // BLOCK],)
-    return decoded
+            values += (v,)
+    return values
 
 
 @triton.jit
