@@ -2,9 +2,9 @@
 
 A plain cast with the block's own settings is fused with the kernel that makes the tensor. Any other cast is a kernel
 of its own, which reads the tensor in bf16: `cast_one` for a plain cast, `cast_any` for one that is random, square,
-transformed or below a scale of the whole tensor, and `cast_blocks` for one with FP32 block scales. Where both operands
-of a tensor are below the scale of the tensor, its absmax is found in one pass for the two (`shared_absmax`), and
-`cast_any_both` makes both of a gradient.
+transformed, with a headroom or below a scale of the whole tensor, and `cast_blocks` for one with FP32 block scales.
+Where both operands of a tensor are below the scale of the tensor, its absmax is found in one pass for the two
+(`shared_absmax`), and `cast_any_both` makes both of a gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mxstudy.kernels.cast_any_both import has_both
 from mxstudy.kernels.implements import Implements
 from mxstudy.kernels.operand_cast import KERNEL_BLOCKS, KERNEL_SCALES, OperandCast
 from mxstudy.kernels.operators import BLOCK_SIZES, KERNEL_FORMATS, KERNEL_RULES, ROUNDS, UNREAD
-from mxstudy.numerics.cast import scale_of_result
+from mxstudy.numerics.cast import scale_above, scale_of_result
 from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.gemms import Linear, Operand
 from mxstudy.numerics.random_bits import signs_of
@@ -43,6 +43,7 @@ ANY = Implements(
         "rounding": (*ROUNDS, "stochastic"),
         "random_bits": (8, 24),
         "two_dimensional": (False, True),
+        "headroom": (float,),
         "scale": tuple(KERNEL_SCALES),
     },
     transforms={"size": (16, 32, 64, 128), "signs": ("none", "seed", "step", "call"), "signs_after": (False, True)},
@@ -52,8 +53,18 @@ ANY = Implements(
             "scale_rule": (None,),
             "outer_scale": ("none", "tensor"),
             "chain": ("training",),
+            "largest_scale": (448.0, 256.0),
+            "candidates": (tuple,),
+            "candidate_error": ("mse", "mae"),
         },
-        "FP32": {"scale_rule": (None,), "pad": (False, True)},
+        "FP32": {"scale_rule": (None,), "pad": (False, True), "headroom": (1.0,)},
+        "none": {
+            "block_size": (None,),
+            "scale_rule": (None,),
+            "pad": (None,),
+            "outer_scale": ("tensor",),
+            "headroom": (1.0,),
+        },
     },
 )
 # The other operand, along the columns, of the tensor whose operand along the rows has that name.
@@ -118,7 +129,12 @@ def cast_operand(
     if absmax is None and how.has_outer:
         absmax = absmax_any(x, how, signs=signs, **parts)
     values = cast_any(x, how, signs=signs, draws=draws, outer=absmax, **parts)
-    return Operand(values, None if cast is None or absmax is None else scale_of_result(absmax, cast))
+    return Operand(values, None if cast is None else result_scale(absmax, cast, x.device))
+
+
+def result_scale(absmax: Tensor | None, cast: Cast, device: torch.device) -> Tensor | None:
+    """Return the operand's factor of its GEMM's result, or None; `absmax`: that of the tensor if the cast needs it."""
+    return scale_of_result(None if absmax is None else scale_above(absmax, cast), cast, device)
 
 
 def shared_absmax(x: Tensor, linear: Linear, name: str, **parts: Any) -> Tensor | None:
@@ -155,7 +171,7 @@ def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_fir
     return OperandCast(
         cast.format,
         axis,
-        block_size=cast.block_size or 0,
+        block_size=cast.block_size or min(BLOCK_SIZES),
         square=cast.two_dimensional,
         scale_rule=str(cast.scale_rule),
         rounding=str(cast.rounding),
@@ -168,6 +184,10 @@ def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_fir
         outer_scale=cast.outer_scale,
         chain=cast.chain,
         pad=bool(cast.pad),
+        headroom=cast.headroom,
+        largest_scale=cast.largest_scale,
+        candidates=cast.candidates,
+        candidate_error=cast.candidate_error,
     )
 
 
@@ -212,4 +232,6 @@ def both_operands(dh: Tensor, linear: Linear) -> tuple[Operand, Operand]:
         dgrad = cast_operand(dh, linear, "dgrad_dh", -1, absmax=absmax)
         return dgrad, cast_operand(dh, linear, "wgrad_dh", -2, absmax=absmax)
     values = cast_any_both(dh, *casts, absmax)
-    return Operand(values[0], scale_of_result(absmax, row)), Operand(values[1], scale_of_result(absmax, column))
+    scales = (result_scale(absmax, cast, dh.device) for cast in (row, column))
+    dgrad, wgrad = map(Operand, values, scales)
+    return dgrad, wgrad

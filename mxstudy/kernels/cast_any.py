@@ -3,8 +3,8 @@
     ((x - mean) / rms) * gain + bias  ->  Hadamard transform  ->  blocks, scales, rounding  ->  bf16
 
 Scales are E8M0, or E4M3 in the order of operations of Transformer Engine's training, alone or below an FP32 scale of
-the whole tensor. That scale needs the absmax of what is cast, which `absmax_any` finds in a pass of its own. FP32 block
-scales stay apart from the elements: `mxstudy.kernels.cast_blocks`.
+the whole tensor; or there is that scale alone. It needs the absmax of what is cast, which `absmax_any` finds in a pass
+of its own. FP32 block scales stay apart from the elements: `mxstudy.kernels.cast_blocks`.
 
 Any step may be missing. A thread holds in its registers what belongs together along the contraction axis, so the
 butterfly and the blocks' maxima are elementwise between tensors, and nothing goes through shared memory. Four
@@ -13,15 +13,16 @@ neighbours in a row share one draw of random words.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, library
 
-from mxstudy.kernels.operand_cast import CompiledCast, Groups, OperandCast, check, compiled_cast
+from mxstudy.kernels.operand_cast import CompiledCast, Groups, OperandCast, check, compiled_cast, incomplete_axis
 from mxstudy.kernels.operators import BF16, FP32, launch
 from mxstudy.kernels.packing import pack, unpack
-from mxstudy.numerics.cast import outer_scale, pre_rounded, quantize_as
+from mxstudy.numerics.cast import largest_magnitude, pre_rounded, quantize_as, scale_above
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import affine, center, normalize
 from mxstudy.numerics.random_bits import Draws
@@ -42,7 +43,7 @@ def cast_any(
     outer: Tensor | None = None,
     after: Tensor | None = None,
 ) -> Tensor:
-    """Return the operand of x, without the scale of the whole tensor: bf16, x's shape.
+    """Return the operand of x, without `numerics.cast.scale_of_result`: bf16, x's shape.
 
     x [rows, columns] bf16 or fp32; mean and rms float32 [rows, 1]; gain and bias [columns]; signs float32 [size] of the
     transform; `draws`: the source of the random words, with key [2]; `outer`: what `absmax_any` returns. `after` is not
@@ -118,14 +119,20 @@ def _cast_any(
     after: Tensor | None,
     packed: str,
 ) -> Tensor:
+    return step_by_step(x, mean, rms, gain, bias, signs, key, place, outer, packed=packed)
+
+
+def step_by_step(x: Tensor, *given: Tensor | None, packed: str) -> Tensor:
+    """Return what `cast_any` does, by the reference; `given`: the operator's tensors up to the absmax."""
+    mean, rms, gain, bias, signs, key, place, outer = given
     cast = unpack(OperandCast, packed)
     y = prepared(x, mean, rms, gain, bias, signs, cast)
     if cast.fmt is None:
         return y.to(BF16, copy=True).contiguous()
     draws = None if key is None or place is None else Draws(key, place)
-    quantized = quantize_as(y, cast.as_cast(), cast.axis, outer, draws)
-    quantized = quantized.without_tensor_scale() if cast.has_outer else quantized
-    return quantized.dequantize(BF16).contiguous()
+    settings = cast.as_cast()
+    quantized = quantize_as(y, settings, cast.axis, None if outer is None else scale_above(outer, settings), draws)
+    return quantized.without_tensor_scale().dequantize(BF16).contiguous()
 
 
 @_cast_any.register_fake
@@ -151,15 +158,21 @@ def launch_cuda(
 ) -> Tensor:
     """Launch the kernel. `groups`: a tile other than the usual one, with whole square blocks. `scales`: FP32 ones.
 
-    The result does not depend on the tile.
+    The result does not depend on the tile. What has no blocks, on an axis that groups do not divide, is cast step by
+    step.
     """
     from mxstudy.kernels.device.cast_any import cast_any_kernel
 
     cast = unpack(OperandCast, packed)
+    if cast.fmt and incomplete_axis(x, cast) is not None:
+        return step_by_step(x, mean, rms, gain, bias, signs, key, place, outer, packed=packed)
     if cast.in_two:
         first, second = cast.halves
         y = launch_cuda(x, mean, rms, gain, bias, signs, None, None, None, None, pack(first))
         return launch_cuda(y, None, None, None, None, None, key, place, outer, None, pack(second), groups, scales)
+    if cast.chooses and cast.square:
+        # The same along either axis, and along the columns a thread adds up rows, which the reference does first.
+        cast = replace(cast, axis=-2)
     result = x.new_empty(x.shape, dtype=BF16)
     launch_tiles(cast_any_kernel, (x, mean, rms, gain, bias, signs, key, place, outer, scales), result, cast, groups)
     return result
@@ -179,9 +192,13 @@ def _absmax_any(
     after: Tensor | None,
     packed: str,
 ) -> Tensor:
+    return absmax_step_by_step(x, mean, rms, gain, bias, signs, packed=packed)
+
+
+def absmax_step_by_step(x: Tensor, *given: Tensor | None, packed: str) -> Tensor:
+    mean, rms, gain, bias, signs = given
     cast = unpack(OperandCast, packed)
-    settings = cast.as_cast()
-    return outer_scale(pre_rounded(prepared(x, mean, rms, gain, bias, signs, cast), settings), settings)
+    return largest_magnitude(pre_rounded(prepared(x, mean, rms, gain, bias, signs, cast), cast.as_cast()))
 
 
 @_absmax_any.register_fake
@@ -204,6 +221,8 @@ def launch_absmax(
     from mxstudy.kernels.device.cast_any import absmax_any_kernel
 
     cast = unpack(OperandCast, packed)
+    if incomplete_axis(x, cast) is not None:
+        return absmax_step_by_step(x, mean, rms, gain, bias, signs, packed=packed)
     if cast.in_two:
         first, second = cast.halves
         y = launch_cuda(x, mean, rms, gain, bias, signs, None, None, None, None, pack(first))

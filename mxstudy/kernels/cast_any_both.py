@@ -1,6 +1,7 @@
 """Cast a tensor for both of its contractions below the scale of the tensor, in one kernel that reads it once.
 
-It has the casts of `cast_any` but for transforms and random words, which would need more registers than two casts have.
+It has the casts of `cast_any` but for transforms, random words and a choice of scales, which would need more registers
+than two casts have.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, library
 
 from mxstudy.kernels.cast_any import cast_any, tiles_of
-from mxstudy.kernels.operand_cast import Groups, OperandCast, check, compiled_cast
+from mxstudy.kernels.operand_cast import Groups, OperandCast, check, compiled_cast, incomplete_axis
 from mxstudy.kernels.operators import BF16, BLOCK_SIZES, launch, power_of_two_in
 from mxstudy.kernels.packing import pack, unpack
 from mxstudy.reader import require
@@ -17,8 +18,8 @@ TILE_ELEMENTS = 8192
 
 
 def has_both(cast: OperandCast) -> bool:
-    """Return whether the kernel can make such an operand beside another: it is not random, and its blocks are small."""
-    return not cast.draws and cast.transform_size is None and cast.block_size in BLOCK_SIZES
+    """Return whether the kernel can make such an operand beside another: plainly rounded, in small blocks."""
+    return not cast.draws and not cast.chooses and cast.transform_size is None and cast.block_size in BLOCK_SIZES
 
 
 def cast_any_both(x: Tensor, row: OperandCast, column: OperandCast, outer: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,7 +29,7 @@ def cast_any_both(x: Tensor, row: OperandCast, column: OperandCast, outer: Tenso
     """
     require((row.axis, column.axis) == (-1, -2), "axis: give the cast along the rows, -1, and that along the columns")
     for cast in (row, column):
-        require(has_both(cast), "call cast_any for one that is random, transforms, or has blocks of over 64")
+        require(has_both(cast), "call cast_any for one that is random, transforms, chooses, or has blocks of over 64")
         check(x, cast)
         require(cast.has_outer, "outer: the absmax of x belongs to a cast with an outer scale")
     return _cast_any_both(x, outer, pack(row), pack(column))
@@ -36,6 +37,10 @@ def cast_any_both(x: Tensor, row: OperandCast, column: OperandCast, outer: Tenso
 
 @library.custom_op("mxstudy::cast_any_both", mutates_args=())
 def _cast_any_both(x: Tensor, outer: Tensor, row: str, column: str) -> tuple[Tensor, Tensor]:
+    return one_after_the_other(x, outer, row, column)
+
+
+def one_after_the_other(x: Tensor, outer: Tensor, row: str, column: str) -> tuple[Tensor, Tensor]:
     of_row, of_column = (cast_any(x, unpack(OperandCast, packed), outer=outer) for packed in (row, column))
     return of_row, of_column
 
@@ -51,6 +56,8 @@ def launch_both(x: Tensor, outer: Tensor, row: str, column: str) -> tuple[Tensor
 
     x, columns = x.contiguous(), x.shape[1]
     casts = unpack(OperandCast, row), unpack(OperandCast, column)
+    if any(incomplete_axis(x, cast) is not None for cast in casts):
+        return one_after_the_other(x, outer, row, column)
     tiles = groups_of_both(*casts, columns)
     of_row, of_column = (compiled_cast(cast, columns, groups) for cast, groups in zip(casts, tiles, strict=True))
     results = x.new_empty(x.shape, dtype=BF16), x.new_empty(x.shape, dtype=BF16)

@@ -13,8 +13,9 @@ from mxstudy.config.casts import OPERANDS, TRANSFORMS, Cast, Gemms, Hadamard
 class Implements:
     """The values of each field of a `Cast`, and of a `Hadamard`, that a backend computes.
 
-    For a field that is not listed it computes the default only, which means that the feature is off. `transforms`: None
-    if it computes no transform at all. `scales`: for block scales of another format, the fields that differ.
+    For a field that is not listed it computes the default only, which means that the feature is off. A type in a list
+    stands for all its values. `transforms`: None if it computes no transform at all. `scales`: for block scales of
+    another format, the fields that differ.
     """
 
     cast: Mapping[str, tuple[Any, ...]]
@@ -46,7 +47,7 @@ def why_not_fields(value: Any, known: Mapping[str, tuple[Any, ...]]) -> str | No
     for one in fields(value):
         given = getattr(value, one.name)
         choices = known.get(one.name, () if one.default is MISSING else (one.default,))
-        if not any(type(given) is type(choice) and given == choice for choice in choices):
+        if not any(type(given) is choice or (type(given) is type(choice) and given == choice) for choice in choices):
             computed = ", ".join(map(str, choices)) or "nothing"
             return f"{one.name} is {given}, and it computes {computed}"
     return None

@@ -34,11 +34,13 @@ KERNEL_SCALES = {  # block scales, and elements below them
     "E8M0": KERNEL_FORMATS,
     "E4M3": (*KERNEL_FORMATS, "NVFP4"),
     "FP32": KERNEL_FORMATS,
+    "none": KERNEL_FORMATS,
 }
 KERNEL_CHAINS = {  # and outer scales
     "E8M0": ("inference", ("none",)),
     "E4M3": ("training", ("none", "tensor")),
     "FP32": ("inference", ("none",)),
+    "none": ("inference", ("tensor",)),
 }
 THREADS, WARPS = 128, 4
 SATURATING = "floor"  # a scale rule under which the largest element of a block may be beyond the format's
@@ -53,8 +55,10 @@ class OperandCast:
     block_size with one scale each. `round_first`: round to bf16 before anything else. `pre_round`: round to bf16, ties
     away from zero, before the blocks are made. `transform_size`: None for no transform. `scale`: the format of block
     scales; the rule is for E8M0. `outer_scale`, `chain`: those of a `Cast`, where E4M3 scales have the training chain,
-    alone or below a scale of the whole tensor. `pad`: fill an incomplete last block with zeros, which only FP32 scales
-    have (`cast_blocks`).
+    alone or below a scale of the whole tensor. Without block scales there is that scale alone, and `block_size` is the
+    number of neighbours that a thread holds. `pad`: fill an incomplete last block with zeros, which only FP32 scales
+    have (`cast_blocks`). `headroom`: the fraction of the format's range that is used; only E8M0 and E4M3 scales have
+    one. `largest_scale`, `candidates`, `candidate_error`: those of a `Cast`, for E4M3 scales.
     """
 
     fmt: str | None
@@ -72,6 +76,10 @@ class OperandCast:
     outer_scale: str = "none"
     chain: str = "inference"
     pad: bool = False
+    headroom: float = 1.0
+    largest_scale: float = Cast.largest_scale
+    candidates: tuple[float, ...] = Cast.candidates
+    candidate_error: str = Cast.candidate_error
 
     @property
     def draws(self) -> bool:
@@ -83,7 +91,7 @@ class OperandCast:
         return Cast(
             format=str(self.fmt),
             scale=self.scale,  # type: ignore[arg-type]
-            block_size=self.block_size,
+            block_size=self.block_size if self.scale != "none" else None,
             two_dimensional=self.square,
             scale_rule=self.scale_rule if self.scale == "E8M0" else None,
             outer_scale=self.outer_scale,  # type: ignore[arg-type]
@@ -91,7 +99,11 @@ class OperandCast:
             rounding=self.rounding,
             random_bits=self.random_bits if self.draws else Cast.random_bits,  # type: ignore[arg-type]
             pre_round=self.pre_round,
-            pad=self.pad,
+            pad=self.pad if self.scale != "none" else None,
+            headroom=self.headroom,
+            largest_scale=self.largest_scale,
+            candidates=self.candidates,
+            candidate_error=self.candidate_error,  # type: ignore[arg-type]
         )
 
     @property
@@ -100,25 +112,37 @@ class OperandCast:
         return self.outer_scale != "none"
 
     @property
+    def chooses(self) -> bool:
+        """Return whether each block takes one of several scales."""
+        return len(self.candidates) > 1
+
+    @property
     def group(self) -> int:
         """Return how many neighbours along the contraction axis depend on one another."""
         return max(self.transform_size or 0, self.block_size if self.fmt else 0, min(BLOCK_SIZES))
 
     @property
     def part_size(self) -> int:
-        """Return the number of elements of a group that one thread holds."""
+        """Return the number of elements of a group that one thread holds; it chooses a scale for a whole block."""
         limit = 64 if self.axis == -1 else 16 if self.draws else 32  # random words need registers, too
-        return min(self.group, limit) if self.fmt else self.group
+        return min(self.group, limit) if self.fmt and not self.chooses else self.group
 
     @property
     def in_two(self) -> bool:
         """Return whether the transform needs its own launch, because its tile leaves no registers for the blocks."""
-        return self.fmt is not None and self.transform_size is not None and self.transform_size > self.part_size
+        size = self.transform_size
+        return self.fmt is not None and size is not None and (size > self.part_size or self.chooses)
 
     @property
     def halves(self) -> tuple[OperandCast, OperandCast]:
         """Return the cast's part up to the transform, whose result is exact in bf16, and the part after it."""
-        first = replace(self, fmt=None, scale="E8M0", outer_scale="none", chain="inference", pad=False)
+        first = OperandCast(
+            None,
+            self.axis,
+            round_first=self.round_first,
+            transform_size=self.transform_size,
+            signs_after=self.signs_after,
+        )
         return first, replace(self, transform_size=None, round_first=False)
 
 
@@ -142,12 +166,14 @@ class E4M3Scales(NamedTuple):
     format: FormatConstants | None
     largest: float  # the product of the largest element and the largest scale
     inverse: float  # the inverse of the largest element, rounded to FP32
+    unit: float  # the inverse of `largest`
 
 
 class CompiledCast(NamedTuple):
     """A cast as the kernel is compiled for it. `axis`: 0 for the rows' axis. `random_bits`: 0 rounds to nearest.
 
-    `e4m3`: None for other scales than those. `fp32`: the largest element below FP32 scales, or None.
+    `e4m3`: None for other scales than those. `fp32`: the largest element below FP32 scales, of blocks or of the tensor,
+    or None. `headroom`: the factor on elements over their E8M0 scale, or None.
     """
 
     axis: int
@@ -165,6 +191,9 @@ class CompiledCast(NamedTuple):
     random_bits: int
     e4m3: E4M3Scales | None
     fp32: float | None
+    headroom: float | None
+    candidates: tuple[float, ...]
+    absolute_error: bool
 
 
 def check(
@@ -193,6 +222,7 @@ def check(
     chain, outer_scales = KERNEL_CHAINS[cast.scale]
     require(cast.chain == chain, f"chain: {cast.chain} has no kernel for {cast.scale} scales; take {chain}")
     look_up(dict.fromkeys(outer_scales), cast.outer_scale, "outer_scale")
+    require(cast.scale == "E4M3" or not cast.chooses, f"candidates: {cast.scale} scales have no kernel with several")
     if cast.scale == "E8M0":
         look_up_mx(cast.fmt)
         look_up(dict.fromkeys(KERNEL_RULES), cast.scale_rule, "scale_rule")
@@ -203,8 +233,12 @@ def check(
         raise ConfigError(f"random_bits: {cast.random_bits} has no kernel; take one of {RANDOM_BITS}")
     if cast.block_size not in KERNEL_BLOCKS:
         raise ConfigError(f"block_size: {cast.block_size} has no kernel; take one of {KERNEL_BLOCKS}")
+    require(
+        cast.scale in ("E8M0", "E4M3") or cast.headroom == 1,
+        f"headroom: it has no kernel with scale={cast.scale}; leave it out",
+    )
     require(cast.scale == "FP32" or not cast.pad, f"pad: {cast.scale} scales have no kernel that pads; set it to false")
-    if not cast.pad and (axis := incomplete_axis(x, cast)) is not None:
+    if not cast.pad and cast.scale != "none" and (axis := incomplete_axis(x, cast)) is not None:
         raise ConfigError(f"block_size: {cast.block_size} does not divide axis {axis} of shape {list(x.shape)}")
 
 
@@ -232,16 +266,18 @@ def compiled_cast(cast: OperandCast, columns: int, groups: Groups | None = None)
         away=cast.rounding == "away",
         random_bits=cast.random_bits if cast.draws else 0,
         e4m3=e4m3_scales(cast) if cast.scale == "E4M3" else None,
-        fp32=reach_of(cast.as_cast()) if cast.scale == "FP32" else None,
+        fp32=reach_of(cast.as_cast()) if cast.scale in ("FP32", "none") else None,
+        candidates=cast.candidates,
+        absolute_error=cast.candidate_error == "mae",
+        headroom=cast.headroom if cast.fmt and cast.scale == "E8M0" and cast.headroom < 1 else None,
     )
 
 
 def e4m3_scales(cast: OperandCast) -> E4M3Scales:
     settings = cast.as_cast()
     reach = reach_of(settings)
-    return E4M3Scales(
-        format_constants("E4M3", SATURATING), reach * settings.largest_scale, float(np.float32(1 / reach))
-    )
+    largest = reach * settings.largest_scale
+    return E4M3Scales(format_constants("E4M3", SATURATING), largest, float(np.float32(1 / reach)), 1 / largest)
 
 
 def groups_of(cast: OperandCast, columns: int) -> Groups:

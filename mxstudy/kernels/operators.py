@@ -19,7 +19,7 @@ from mxstudy.reader import require
 BLOCK_SIZES = (16, 32, 64)
 KERNEL_RULES = ("floor", "ceil", "rceil", "even")
 ROUNDS = ("even", "away")
-KERNEL_FORMATS = ("E4M3", "E5M2", "E3M2", "E2M3", "E2M1")
+KERNEL_FORMATS = ("E4M3", "E5M2", "E3M2", "E2M3", "E2M1", "E1M2")
 BF16, FP32 = torch.bfloat16, torch.float32
 UNREAD = "unread"  # in place of a format: no GEMM reads that operand, and it is an empty tensor
 

@@ -17,7 +17,7 @@ Options = TypeVar("Options")
 
 
 def pack(options: Any) -> str:
-    """Return the fields of a frozen dataclass as JSON, in their order; each is a str, int, float, bool or None."""
+    """Return the fields of a frozen dataclass as JSON, in order: str, int, float, bool, None or a tuple of them."""
     return _packed(*(getattr(options, field.name) for field in dataclasses.fields(options)))
 
 
@@ -30,4 +30,5 @@ def _packed(*values: Any) -> str:
 def unpack(cls: type[Options], packed: str) -> Options:
     """Return the dataclass `cls` from a string that `pack` made of one."""
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    return cls(**dict(zip(names, json.loads(packed), strict=True)))
+    values = [tuple(value) if isinstance(value, list) else value for value in json.loads(packed)]
+    return cls(**dict(zip(names, values, strict=True)))

@@ -150,11 +150,9 @@ def candidate(
     codes, scaled = SCALES[cast.scale](blocks, a if factor == 1 else a * factor, spread, cast, tiles)
     values = tiles.join(round_to_grid(scaled, element, str(cast.rounding), u))
     inside = tiles.join(scaled.abs() <= element.max) if cast.mask_clipped else None
-    if cast.scale == "E8M0" and cast.headroom < 1:
-        above = torch.full((), 1 / cast.headroom, dtype=torch.float32, device=blocks.device)
+    above = scale_of_result(above, cast, blocks.device)
     if cast.scale_rule == CODE_BUMP:  # each element has its own scale
         return Quantized(values, tiles.join(codes), element, tiles.axis, 1, above, inside=inside)
-    above = None if above is None else scale_of_result(above, cast)
     scales = tiles.squeeze(codes)
     return Quantized(values, scales, element, tiles.axis, tiles.block_size, above, tiles.two_dimensional, inside)
 
@@ -187,7 +185,7 @@ STATISTICS: dict[str, Callable[[Tensor, Tiles, ElementFormat, Cast], Tensor]] = 
 def e8m0(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
     """Return E8M0 codes (uint8) and x over its scales.
 
-    A power of two cannot include the headroom, so elements are multiplied by it and decoding divides by it.
+    A power of two cannot include the headroom, so elements are multiplied by it (`scale_of_result` divides by it).
     """
     element, bits = FORMATS[cast.format], a.view(torch.int32)
     if cast.scale_rule == CODE_BUMP:
@@ -251,10 +249,15 @@ def better(one: Quantized, other: Quantized, x: Tensor, tiles: Tiles, cast: Cast
 
 def outer_scale(x: Tensor, cast: Cast, axes: tuple[int, ...] | None = None) -> Tensor:
     """Return the outer scale of x (float32): one along `axes` (kept as 1), or 0-dim over all of x."""
+    return scale_above(largest_magnitude(x, axes), cast)
+
+
+def largest_magnitude(x: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
+    """Return the largest |x| (float32), NaN if one is NaN: along `axes` (kept as 1), or 0-dim over all of x."""
     if axes is None:
         x = x.flatten() if x.numel() else x.new_zeros(1)
-        return scale_above(absmax_bits(x, 0).view(torch.float32).squeeze(0), cast)
-    return scale_above(absmax_bits(x, axes).view(torch.float32), cast)
+        return absmax_bits(x, 0).view(torch.float32).squeeze(0)
+    return absmax_bits(x, axes).view(torch.float32)
 
 
 def scale_above(largest: Tensor, cast: Cast) -> Tensor:
@@ -269,9 +272,16 @@ def scale_above(largest: Tensor, cast: Cast) -> Tensor:
     return fill_scale(largest, reach_of(cast))
 
 
-def scale_of_result(above: Tensor, cast: Cast) -> Tensor:
-    """Return what a GEMM's result is multiplied by for an operand with this scale above its blocks (`scale_above`)."""
-    return fill_scale(above, reach_of(cast) * cast.largest_scale, 0.0) if cast.chain == "training" else above
+def scale_of_result(above: Tensor | None, cast: Cast, device: torch.device) -> Tensor | None:
+    """Return what a GEMM's result is multiplied by for an operand: a float32 scale, or None for nothing.
+
+    `above`: the scale above the operand's blocks (`scale_above`), or None. Only E8M0 scales have none and a headroom.
+    """
+    if cast.scale == "E8M0" and cast.headroom < 1:
+        return torch.full((), 1 / cast.headroom, dtype=torch.float32, device=device)
+    if above is None or cast.chain == "inference":
+        return above
+    return fill_scale(above, reach_of(cast) * cast.largest_scale, 0.0)
 
 
 def reach_of(cast: Cast) -> float:

@@ -131,8 +131,6 @@ def operand(
     if cast.scale == "FP32":
         block_scales = quantized.block_scales_along(axis % x.ndim)
         return Operand(to_dtype(quantized.values, of_gemm), None, block_scales, quantized.block_size)
-    if quantized.tensor_scale is None:
-        return Operand(quantized.dequantize(of_gemm))
     return Operand(quantized.without_tensor_scale().dequantize(of_gemm), quantized.tensor_scale)
 
 

@@ -83,8 +83,7 @@ class Quantized:
 
     def without_tensor_scale(self) -> Quantized:
         """Return the tensor with a tensor scale of 1: the operand of a GEMM that scales its accumulator afterwards."""
-        assert self.tensor_scale is not None
-        return replace(self, tensor_scale=torch.ones_like(self.tensor_scale))
+        return self if self.tensor_scale is None else replace(self, tensor_scale=torch.ones_like(self.tensor_scale))
 
     def block_scales_along(self, axis: int) -> Tensor:
         """Return the scales as float32, one for every block of `axis` and every position of the other axis."""

@@ -31,7 +31,7 @@ NORMS = {
 JOINED = [
     name
     for name, gemms in config.PRECISIONS.items()
-    if (casts := dict(gemms.casts())) and all(cast.scale == "E8M0" for cast in casts.values())
+    if (casts := dict(gemms.casts())) and all(cast.scale in ("E8M0", "none") for cast in casts.values())
 ]
 
 
@@ -235,11 +235,10 @@ def test_a_backward_over_part_of_a_block_is_refused():
 @each(
     "options",
     [
-        {"formats": precision("fp8_tensor")},
         {"formats": precision("nvfp4_forward_only", block_size=16)},
         {"formats": precision(scale_rule="code_bump")},
         {"formats": precision(pad_blocks=True)},
-        {"formats": precision({"layers.*": "mxfp8", "layers.*.w2": "fp8_tensor"})},
+        {"formats": precision({"layers.*": "mxfp8", "layers.*.w2": "nvfp4_forward_only"}, block_size=16)},
         {"norm": config.PostRoundMXNorm()},
         {"norm": config.PostRoundMXNorm(), "formats": precision("bf16")},
         {"norm": config.MXNorm(p=2.0), "formats": precision("bf16", block_size=8)},
@@ -255,8 +254,8 @@ def test_what_has_no_kernel_runs_module_by_module(options):
 
 
 def test_the_choice_follows_the_schedule():
-    rows = (config.PrecisionRow(plan={}), config.PrecisionRow(from_step=5, plan={"layers.1.*": "fp8_tensor"}))
-    formats = config.Precision(schedule=rows)
+    rows = (config.PrecisionRow(plan={}), config.PrecisionRow(from_step=5, plan={"layers.1.*": "nvfp4_forward_only"}))
+    formats = config.Precision(schedule=rows, block_size=16)
     model = decoder(formats=formats)
     assert [block.fused is not None for block in model.layers] == [True, True]
     apply_precision(model, formats, 5, "bf16", CPU)

@@ -29,8 +29,11 @@ ALONE = replace(BELOW, outer_scale="none")
 PLAIN = Cast(format="E4M3")
 ROUNDED = replace(BELOW, pre_round=True)
 SQUARE, DRAWN = replace(BELOW, two_dimensional=True), replace(BELOW, rounding="stochastic")
+CHOICE = replace(BELOW, largest_scale=256.0, candidates=(1.0, 1.5))
+SQUARE_CHOICE, HEADROOM = replace(CHOICE, two_dimensional=True), replace(BELOW, headroom=16 / 17)
 TURN = Hadamard(size=16, signs="seed")
 ALL = dict.fromkeys(OPERANDS, BELOW)
+FP8 = Cast(format="E5M2", scale="none", outer_scale="tensor")
 
 # A block has four linears, each with X, W and dH. Two of them read a norm. The columns say what differs from `ALL`,
 # whether the gain is folded, and how many passes a step makes for the absmax of its 24 operands.
@@ -42,6 +45,13 @@ RECIPES = {
         12,
     ),
     "other elements and blocks": ({"wgrad_x": replace(BELOW, format="E4M3", block_size=32)}, False, 12),
+    "one scale a tensor": (dict.fromkeys(OPERANDS, FP8), False, 12),
+    "one scale a tensor beside scales of blocks": ({"dgrad_w": FP8, "wgrad_dh": FP8, "forward_x": FP8}, False, 12),
+    "a choice of scales": (
+        {"forward_x": CHOICE, "forward_w": SQUARE_CHOICE, "dgrad_w": SQUARE_CHOICE, "wgrad_dh": HEADROOM},
+        False,
+        12,
+    ),
     "pre-rounded": (dict.fromkeys(OPERANDS, ROUNDED), False, 12),
     "a folded gain": ({}, True, 12 + 2),
     "X pre-rounded in the forward": ({"forward_x": ROUNDED}, False, 12 + 4),
@@ -102,8 +112,8 @@ def same(one, other):
 def passes(monkeypatch):
     """Return a list that gets one entry for every absmax that is found, compiled or not."""
     kernel = import_module("mxstudy.kernels.cast_any")
-    seen, find = [], kernel.outer_scale
-    monkeypatch.setattr(kernel, "outer_scale", lambda x, cast: seen.append(cast) or find(x, cast))
+    seen, find = [], kernel.largest_magnitude
+    monkeypatch.setattr(kernel, "largest_magnitude", lambda x: seen.append(x.shape) or find(x))
     return seen
 
 
@@ -138,7 +148,9 @@ def test_a_pass_that_is_shared_too_often_is_found_out(name, monkeypatch):
     ("name", "kernels"),
     [
         ("every operand", 4),
+        ("a choice of scales", 4),
         ("pre-rounded", 4),
+        ("one scale a tensor beside scales of blocks", 4),
         ("the forward's transform", 4),
         ("square weights and random gradients", 0),
         ("wgrad's transform", 0),

@@ -24,6 +24,8 @@ every_axis = pytest.mark.parametrize("axis", [-2, -1], ids=["columns", "rows"])
 every_rounding = pytest.mark.parametrize("rounding", KERNEL_ROUNDINGS)
 ALONE = {"scale": "E4M3", "chain": "training"}
 BELOW_A_SCALE = ALONE | {"outer_scale": "tensor"}
+FOUR_OVER_SIX = BELOW_A_SCALE | {"largest_scale": 256.0, "candidates": (1.0, 1.5)}
+ONE = {"scale": "none", "outer_scale": "tensor"}  # for the whole tensor
 DRAWS = Draws(torch.tensor(stream_key(3, "layer/dgrad_dh")), torch.tensor([5, 2**32 - 3]))
 
 
@@ -67,6 +69,26 @@ def test_every_format_rule_and_rounding(fmt, rule, axis, rounding):
     kernel(numbers(), OperandCast(fmt, axis, scale_rule=rule, rounding=rounding))
 
 
+@every_axis
+@every_rounding
+@pytest.mark.parametrize(
+    ("fmt", "rule", "headroom"), [("E2M1", "floor", 3 / 4), ("E4M3", "rceil", 0.3), ("E2M1", "even", 16 / 17)]
+)
+def test_headroom_below_e8m0_scales(fmt, rule, headroom, axis, rounding):
+    """Elements over their scales are multiplied by it; the result of the GEMM is divided by it."""
+    x, cast = numbers(), OperandCast(fmt, axis, scale_rule=rule, rounding=rounding, headroom=headroom)
+    assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
+@every_axis
+def test_headroom_after_a_transform(axis):
+    """As in mxfp4_rht_sr: tiles of 64 over two blocks of 32, scaled by 3/4 and rounded stochastically."""
+    x, signs = numbers((64, 64), BF16), random_signs(DRAWS, 64)
+    cast = OperandCast("E2M1", axis, 32, False, "floor", "stochastic", transform_size=64, headroom=0.75)
+    y = hadamard(x, 64, signs, axis=axis)
+    assert_same_bits(kernel(x, cast, signs=signs), quantized(y, replace(cast, transform_size=None)))
+
+
 @pytest.mark.parametrize("fmt", ["E4M3", "E2M1"])
 @every_axis
 @pytest.mark.parametrize("rounding", ["even", "stochastic"])
@@ -79,15 +101,18 @@ def test_every_block(fmt, axis, rounding, block_size, square):
 def quantized(x, cast):
     """Return x as the numerics quantise it, without the scale of the whole tensor."""
     found = quantize_as(x, cast.as_cast(), cast.axis, draws=DRAWS)
-    return (found.without_tensor_scale() if cast.has_outer else found).dequantize(BF16)
+    return found.without_tensor_scale().dequantize(BF16)
 
 
 @every_axis
 @pytest.mark.parametrize("rounding", ["even", "stochastic"])
 @pytest.mark.parametrize("square", [False, True])
 @pytest.mark.parametrize("outer", [False, True])
-@pytest.mark.parametrize(("fmt", "block_size"), [("NVFP4", 16), ("E4M3", 64), ("E4M3", 128)])
-def test_e4m3_scales(fmt, block_size, outer, square, axis, rounding):
+@pytest.mark.parametrize(
+    ("fmt", "block_size", "headroom"),
+    [("NVFP4", 16, 1.0), ("E1M2", 16, 16 / 17), ("E4M3", 64, 1.0), ("E4M3", 128, 1.0)],
+)
+def test_e4m3_scales(fmt, block_size, headroom, outer, square, axis, rounding):
     x = numbers((256, 128))
     cast = OperandCast(
         fmt,
@@ -98,8 +123,39 @@ def test_e4m3_scales(fmt, block_size, outer, square, axis, rounding):
         scale="E4M3",
         outer_scale="tensor" if outer else "none",
         chain="training",
+        headroom=headroom,
     )
     assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
+@every_format
+@every_axis
+@pytest.mark.parametrize("rounding", KERNEL_ROUNDINGS)
+def test_one_scale_for_the_whole_tensor(fmt, axis, rounding):
+    """Each element is divided by it, which rounds once."""
+    x, cast = numbers((32, 64)), OperandCast(fmt, axis, 16, rounding=rounding, **ONE)
+    assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
+@pytest.mark.parametrize("largest", [0.0, 2.0**-149, 448 * 2.0**-126, 3.4e38, torch.inf, torch.nan])
+def test_one_scale_at_the_ends_of_fp32(largest):
+    x = torch.zeros(32, 32)
+    x[16:] = numbers((16, 32)).clamp(-1, 1) * (min(largest, 1.0) if largest == largest else 1.0)
+    x[3, 5] = largest
+    cast = OperandCast("E4M3", -1, 16, **ONE)
+    got = kernel(x, cast)
+    assert_same_bits(got, quantized(x, cast))
+    assert got.isnan().all() == (not largest < torch.inf)
+
+
+@every_axis
+def test_one_scale_needs_no_whole_groups(axis):
+    """A tensor of any shape is cast, and a transform's output."""
+    for shape in ((37, 50), (48, 64)):
+        x, cast = numbers(shape, BF16), OperandCast("E5M2", axis, 16, **ONE)
+        assert_same_bits(kernel(x, cast), quantized(x, cast))
+    turned = replace(cast, transform_size=16)
+    assert_same_bits(kernel(x, turned), quantized(hadamard(x, 16, axis=axis), cast))
 
 
 @pytest.mark.parametrize("rounding", ["even", "stochastic"])
@@ -158,6 +214,7 @@ def test_the_absmax_of_a_norms_output_is_one_number_for_every_cast(dtype, bad):
         for square in (False, True)
         for rounding in ("even", "stochastic")
     ]
+    casts += [OperandCast("E5M2", axis, 16, **ONE) for axis in (-2, -1)]
     expected = normalized(x, torch.empty(0), rms, gain.to(BF16), bias.to(BF16)).abs().amax()
     for cast in casts:
         of = dict.fromkeys(("mean", "rms", "gain", "bias", "signs")) | given
@@ -175,6 +232,102 @@ def test_e4m3_scales_at_the_ends_of_fp32(largest):
         got = kernel(x, cast)
         assert_same_bits(got, quantized(x, cast))
         assert got.isnan().any() == (not largest < torch.inf)
+
+
+@every_axis
+@pytest.mark.parametrize("square", [False, True])
+@pytest.mark.parametrize("error", ["mse", "mae"])
+@pytest.mark.parametrize(("fmt", "block_size"), [("NVFP4", 16), ("E2M1", 64)])
+def test_each_block_takes_the_scale_with_the_smaller_error(fmt, block_size, error, square, axis):
+    """Four over six: both win somewhere; the second, where all but the largest are 5 to its 6."""
+    x = numbers((128, 64))
+    x[64:] = x[64:].sign() * 5 / 6
+    x[64::16, ::16] = 1
+    cast = OperandCast(fmt, axis, block_size, square, candidate_error=error, **FOUR_OVER_SIX)
+    got = kernel(x, cast)
+    assert_same_bits(got, quantized(x, cast))
+    for one in cast.candidates:
+        assert (got != quantized(x, replace(cast, candidates=(one,), candidate_error="mse"))).any()
+
+
+@every_axis
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rounding": "stochastic"},
+        {"pre_round": True, "rounding": "away"},
+        {"candidates": (1.5, 1.0, 1.25)},
+        {"headroom": 16 / 17},
+        {"outer_scale": "none", "largest_scale": 448.0},
+    ],
+    ids=str,
+)
+def test_a_choice_of_scales_beside_everything_else(options, axis):
+    x = numbers((32, 64))
+    for square in (False, True):
+        cast = OperandCast("NVFP4", axis, 16, square, **FOUR_OVER_SIX | options)
+        assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
+@every_axis
+@pytest.mark.parametrize("square", [False, True])
+def test_a_choice_of_scales_after_a_transform_and_a_weights_gain(axis, square):
+    x, gain, _ = norm_inputs((64, 64))
+    gain, signs = gain.to(BF16), random_signs(DRAWS, 16)
+    y = hadamard(x.to(BF16).float() * gain.float(), 16, signs, axis=axis)
+    cast = OperandCast("NVFP4", axis, 16, square, round_first=True, transform_size=16, **FOUR_OVER_SIX)
+    assert_same_bits(kernel(x, cast, gain=gain, signs=signs), quantized(y, replace(cast, transform_size=None)))
+
+
+@pytest.mark.parametrize("largest", [0.0, 2.0**-149, 2.0**-126, 1e-36, 3.4e38, torch.inf, torch.nan])
+@pytest.mark.parametrize("outer", ["none", "tensor"])
+def test_a_choice_of_scales_at_the_ends_of_fp32(largest, outer):
+    """A candidate's range may overflow, whose error is then NaN; and errors that are equal leave the first."""
+    x = torch.zeros(32, 32)
+    x[16:] = numbers((16, 32)) * min(largest, 1.0) if largest == largest else 1.0
+    x[3, 5] = largest
+    chosen = FOUR_OVER_SIX | ({"outer_scale": "none", "largest_scale": 448.0} if outer == "none" else {})
+    for candidates in ((1.0, 1.5), (1.5, 1.0)):
+        cast = OperandCast("NVFP4", -1, 16, **chosen | {"candidates": candidates})
+        assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
+def takes_second(x, cast):
+    """Return whether the first block of every 16 columns takes the second of two scales."""
+    found, first = (quantize_as(x, c.as_cast(), cast.axis) for c in (cast, replace(cast, candidates=(1.0,))))
+    blocks = (found.scales.float() != first.scales.float())[0]
+    return blocks if cast.square or cast.axis == -1 else blocks[::16]
+
+
+@every_axis
+@pytest.mark.parametrize("square", [False, True])
+def test_a_choice_between_errors_that_are_almost_equal(square, axis):
+    """Between two tensors, 16 columns at a time, lie two neighbours where the choice changes: every rounding counts."""
+    cast = OperandCast("NVFP4", axis, 16, square, **FOUR_OVER_SIX)
+    ends = torch.randn(2, 16, 1024, generator=torch.Generator().manual_seed(0))
+    ends[1] = 2.5 * ends[1].sign()
+    ends[1, 0, ::16] = 3
+    ends[:, 15, 15] = 7.1  # the absmax, of which the inverse of 6 x 256 in FP32 makes another scale
+
+    def between(shares):
+        return ends[0] + shares.repeat_interleave(16) * (ends[1] - ends[0])
+
+    low, high = torch.zeros(64), torch.ones(64)
+    at_low, at_high = (takes_second(between(share), cast) for share in (low, high))
+    assert (at_low != at_high).sum() > 16
+    for _ in range(30):
+        middle = (low + high) / 2
+        is_low = takes_second(between(middle), cast) == at_low
+        low, high = torch.where(is_low, middle, low), torch.where(is_low, high, middle)
+    for x in (between(low), between(high)):
+        assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
+def test_a_headroom_so_small_that_nothing_is_left_of_the_scale():
+    x = numbers((16, 32))
+    x[3, 5] = 3.4e38
+    cast = OperandCast("NVFP4", -1, 16, headroom=2.0**-40, **BELOW_A_SCALE)
+    assert_same_bits(kernel(x, cast), quantized(x, cast))
 
 
 @every_axis
@@ -286,8 +439,9 @@ def test_nan_stays_in_its_tile(bad):
 
 def test_options_packed_are_themselves():
     cast = OperandCast(
-        "E2M1", -2, 16, True, "floor", "stochastic", 8, True, True, 64, True, "E4M3", "tensor", "training", True
+        "E2M1", -2, 16, True, "floor", "stochastic", 8, True, True, 64, True, "E4M3", "tensor", "training", True, 0.5
     )
+    cast = replace(cast, largest_scale=256.0, candidates=(1.0, 1.5), candidate_error="mae")
     assert unpack(OperandCast, pack(cast)) == cast
     with pytest.raises(ValueError, match="shorter"):  # a field was left out
         unpack(OperandCast, "[null, -1]")
@@ -329,6 +483,9 @@ def test_the_absmax_has_no_inside():
         ({"scale_rule": "round"}, {}, "scale_rule: 'round' is not a choice"),
         ({"scale": "FP32"}, {}, "scale: FP32 scales are not multiplied into an operand; call cast_blocks"),
         ({"scale": "FP16"}, {}, "scale: 'FP16' is not a choice"),
+        ({"scale": "FP32", "headroom": 0.5}, {}, "headroom: it has no kernel with scale=FP32"),
+        ({"candidates": (1.0, 1.5)}, {}, "candidates: E8M0 scales have no kernel with several"),
+        (ONE | {"outer_scale": "row", "block_size": 16}, {}, "outer_scale: 'row' is not a choice"),
         ({"pad": True}, {}, "pad: E8M0 scales have no kernel that pads; set it to false"),
         (
             {"scale": "E4M3", "chain": "training", "outer_scale": "tensor"},

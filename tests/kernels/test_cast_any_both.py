@@ -70,6 +70,13 @@ def test_every_shape(shape):
     assert_both(inputs(shape))
 
 
+@each("shape", [(48, 64), (37, 50)])
+def test_one_scale_for_the_whole_tensor(shape):
+    """It needs no whole groups."""
+    row = OperandCast("E5M2", -1, 16, scale="none", outer_scale="tensor")
+    assert_both(inputs(shape), row, replace(row, axis=-2))
+
+
 def test_strides():
     assert_both(inputs((96, 64)).T)
 
@@ -109,6 +116,7 @@ def test_it_is_an_operator():
         (ROW, replace(COLUMN, outer_scale="none"), "outer: the absmax of x belongs to a cast"),
         (ROW, replace(COLUMN, transform_size=16), "call cast_any for one that is random"),
         (ROW, replace(COLUMN, rounding="stochastic"), "call cast_any for one that is random"),
+        (ROW, replace(COLUMN, candidates=(1.0, 1.5)), "transforms, chooses, or has blocks of over 64"),
         (replace(ROW, block_size=128), COLUMN, "or has blocks of over 64"),
         (replace(ROW, block_size=64), COLUMN, "block_size: 64 does not divide axis -1"),
         (replace(ROW, outer_scale="row"), COLUMN, "outer_scale: 'row' is not a choice"),

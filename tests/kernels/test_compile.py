@@ -31,6 +31,8 @@ VARIANTS = [
 
 STOCHASTIC = OperandCast("E4M3", rounding="stochastic")
 NVFP4 = OperandCast("NVFP4", -1, 16, scale="E4M3", outer_scale="tensor", chain="training")
+FOUR_OVER_SIX = replace(NVFP4, largest_scale=256.0, candidates=(1.0, 1.5))
+FP8_TENSOR = OperandCast("E5M2", -1, 16, scale="none", outer_scale="tensor")
 FP8_BLOCKWISE = OperandCast("E4M3", -1, 128, scale="FP32")
 CASTS = [
     STOCHASTIC,
@@ -40,10 +42,16 @@ CASTS = [
     OperandCast("E4M3", -2, transform_size=32),
     OperandCast("E4M3", -1, 16, square=True),
     OperandCast("E4M3", -2, 16, square=True),
+    OperandCast("E2M1", -2, 32, False, "floor", "stochastic", headroom=0.75),
     NVFP4,
     replace(NVFP4, axis=-2, rounding="stochastic", transform_size=16),
     replace(NVFP4, square=True),
     replace(NVFP4, axis=-2, square=True),
+    FOUR_OVER_SIX,
+    replace(FOUR_OVER_SIX, axis=-2),
+    replace(FOUR_OVER_SIX, axis=-2, square=True),
+    FP8_TENSOR,
+    replace(FP8_TENSOR, axis=-2),
     FP8_BLOCKWISE,
     replace(FP8_BLOCKWISE, axis=-2),
     replace(FP8_BLOCKWISE, axis=-2, square=True),

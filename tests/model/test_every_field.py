@@ -43,7 +43,7 @@ FP32 = Cast(format="E2M1", scale="FP32")
 
 # For each field of a cast: casts that differ in it from the cast beside them.
 CHANGES: dict[str, list[tuple[Cast, Cast]]] = {
-    "format": [(E2M1, Cast(format=name)) for name in ("E4M3", "E5M2", "E3M2", "E2M3")],
+    "format": [(E2M1, Cast(format=name)) for name in ("E4M3", "E5M2", "E3M2", "E2M3", "E1M2")],
     "block_size": [(E2M1, Cast(format="E2M1", block_size=size)) for size in (16, 64, 128)]
     + [(FP32, replace(FP32, block_size=size)) for size in (64, 128)],
     "two_dimensional": [(cast, replace(cast, two_dimensional=True)) for cast in (E2M1, FP32)],
@@ -62,10 +62,14 @@ CHANGES: dict[str, list[tuple[Cast, Cast]]] = {
     ],
     "largest_scale": [(cast, replace(cast, largest_scale=256.0)) for cast in (NVFP4, TRAINING)],
     "statistic": [(FLOOR, replace(FLOOR, statistic="std"))],
-    "headroom": [(E2M1, replace(E2M1, headroom=0.75)), (NVFP4, replace(NVFP4, headroom=16 / 17))],
-    "candidates": [(NVFP4, replace(NVFP4, candidates=(1.0, 1.5)))],
+    "headroom": [
+        *((cast, replace(cast, headroom=0.75)) for cast in (E2M1, FLOOR, FP32)),
+        *((cast, replace(cast, headroom=16 / 17)) for cast in (NVFP4, TRAINING)),
+    ],
+    "candidates": [(cast, replace(cast, candidates=(1.0, 1.5))) for cast in (NVFP4, TRAINING)],
     "candidate_error": [
-        (replace(NVFP4, candidates=(1.0, 1.5)), replace(NVFP4, candidates=(1.0, 1.5), candidate_error="mae"))
+        (replace(cast, candidates=(1.0, 1.5)), replace(cast, candidates=(1.0, 1.5), candidate_error="mae"))
+        for cast in (NVFP4, TRAINING)
     ],
     "rounding": [(cast, replace(cast, rounding="stochastic")) for cast in (E2M1, FP32)],
     "random_bits": [
@@ -322,9 +326,9 @@ def test_backends_are_those_of_the_block_alone() -> None:
     model.init_weights(0)
     linears = [m for m in model.layers.modules() if isinstance(m, MXLinear)]
     for i, linear in enumerate(linears):
-        odd = recipe(wgrad_x=replace(E2M1, headroom=0.75))
+        odd = recipe(wgrad_x=replace(FLOOR, statistic="std"))
         linear.gemms = (recipe() if i < 4 else odd).filled(BlockCast())
     planned = plan_backends(model, "auto", HERE)
     assert planned["layers.0"] == Backend("fused")
     assert planned["layers.1"].name == "reference"
-    assert "wgrad_x: headroom is 0.75" in str(planned["layers.1"].why)
+    assert "wgrad_x: statistic is std" in str(planned["layers.1"].why)

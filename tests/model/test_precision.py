@@ -98,7 +98,7 @@ def test_the_description_says_what_is_not_in_the_formats():
     assert describe(*applied({"*.wo": "fp8_tensor"})).splitlines()[1:] == [
         f"2 linears in fp8_tensor: forward {x} x {x}, dgrad {dh} x {x}, wgrad {dh} x {x}",
         "fp8_tensor: a scale or random signs span a micro-batch: numbers depend on its size and on the number of ranks",
-        "2 blocks: reference (forward_x: scale is none, and it computes E8M0, E4M3, FP32)",
+        "2 blocks: fused",
     ]
 
 

@@ -83,6 +83,18 @@ def test_the_plan_and_the_probes_know_a_recipe_of_a_file(name: str) -> None:
     assert measured["gradient_bias"]["layers.0.attention.wqkv.weight/cosine"] > 0.6
 
 
+def test_two_recipes_have_no_kernels() -> None:
+    """They run by the reference, with these reasons; all others are fused."""
+    given = {name: settings(name, RMSNORM).precision for name in (*ROWS, *FILES)}
+    reasons = {
+        name: ANY.why_not(precision.recipe(name).filled(precision.settings)) for name, precision in given.items()
+    }
+    assert {name: reason for name, reason in reasons.items() if reason} == {
+        "nvfp4_forward_only": "forward_x: outer_scale is bound, and it computes none, tensor",
+        "quartet": "forward_x: statistic is std, and it computes absmax",
+    }
+
+
 def test_each_part_of_nvfp4_is_turned_off_by_one_override() -> None:
     """An override turns off what a flag of Transformer Engine turns off, and nothing else."""
     own = "precision.recipes.nvfp4"

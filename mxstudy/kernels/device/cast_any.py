@@ -11,21 +11,13 @@ maximum, and to be rounded. CAST is a `CompiledCast` of that module.
 import triton
 import triton.language as tl
 
-from mxstudy.kernels.device.cast_both import (
-    EXPONENT_MASK,
-    NAN_BITS,
-    magnitude_bits,
-    round_to_bf16_away,
-    round_to_grid,
-    scales,
-    through_bf16,
-)
+from mxstudy.kernels.device.block_scales import scales_of, store_scales
+from mxstudy.kernels.device.cast_both import magnitude_bits, round_to_bf16_away, round_to_grid, through_bf16
+from mxstudy.kernels.device.choice import better, errors
 from mxstudy.kernels.device.parts import load, store
 from mxstudy.kernels.device.random_bits import philox, round_stochastically
 
 WORDS = tl.constexpr(4)  # random words per counter
-FP32_MAX = tl.constexpr(3.4028234663852886e38)
-MIN_NORMAL = tl.constexpr(2.0**-126)
 
 
 @triton.jit
@@ -72,10 +64,14 @@ def cast_tile(pointers, key_ptr, place_ptr, outer_ptr, scales_ptr, result_ptr, r
     if PARTS == 1:
         x = prepared(pointers, row, column, mask, CAST)
         if CAST.format is not None:
-            scale = scales_of(maxima(x, CAST), outer_ptr, CAST)
+            bits = maxima(x, CAST)
+            scale = scales_of(bits, outer_ptr, CAST.candidates[0], CAST)
             if scales_ptr is not None:
                 store_scales(scales_ptr, scale[0], row, column, mask, CAST)
-            x = quantized(x, scale, row, column, quad, key_ptr, place_ptr, CAST)
+            if len(CAST.candidates) == 1:
+                x = quantized(x, scale, row, column, quad, key_ptr, place_ptr, CAST)
+            else:
+                x = best(x, bits, row, column, quad, key_ptr, place_ptr, outer_ptr, CAST)
         store(result_ptr, row * COLUMNS + column, mask, x, CAST)
     else:
         bits = tl.zeros((BELOW, BESIDE), tl.int32)
@@ -83,7 +79,7 @@ def cast_tile(pointers, key_ptr, place_ptr, outer_ptr, scales_ptr, result_ptr, r
             part_row, part_column = part_of(row, column, part, CAST)
             x = prepared(pointers, part_row, part_column, mask, CAST)
             bits = tl.maximum(bits, maxima(x, CAST)[0])
-        scale_of_all = scales_of((bits,), outer_ptr, CAST)
+        scale_of_all = scales_of((bits,), outer_ptr, CAST.candidates[0], CAST)
         if scales_ptr is not None:
             store_scales(scales_ptr, scale_of_all[0], row, column, mask, CAST)
         for part in range(PARTS):
@@ -261,84 +257,50 @@ def maxima(x, CAST: tl.constexpr):
 
 
 @triton.jit
-def scales_of(maxima, outer_ptr, CAST: tl.constexpr):
-    """Return the factors on the elements and the scales of each block; those of E8M0 are 2^-k and 2^k.
-
-    Of FP32 scales they are the scales, which divide the elements, and 1: they are not multiplied into the operand.
-    """
-    FORMAT: tl.constexpr = CAST.format
-    inverse = ()
-    scale = ()
-    for block in tl.static_range(len(maxima)):
-        bits = maxima[block]
-        if CAST.square:
-            bits = over_squares(bits, CAST)
-        if CAST.fp32 is not None:
-            of_block = fp32_scales(bits, CAST)
+def best(x, bits, row, column, first_quad, key_ptr, place_ptr, outer_ptr, CAST: tl.constexpr):
+    """Return a part quantised by the candidate with the smallest error in each block, and decoded."""
+    chosen = ()
+    least = ()
+    for i in tl.static_range(len(CAST.candidates)):
+        scale = scales_of(bits, outer_ptr, CAST.candidates[i], CAST)
+        values = rounded(x, scale[0], row, column, first_quad, key_ptr, place_ptr, CAST)
+        error = errors(values, scale[1], x, outer_ptr, CAST)
+        operand = decoded(values, scale[1], CAST)
+        if i == 0:
+            chosen = operand
+            least = error
         else:
-            of_block = scales(bits, FORMAT) if CAST.e4m3 is None else e4m3_scales(bits, outer_ptr, CAST)
-        inverse += (of_block[0],)
-        scale += (of_block[1],)
-    return inverse, scale
-
-
-@triton.jit
-def e4m3_scales(bits, outer_ptr, CAST: tl.constexpr):
-    """Return the factors on the elements and the scales of blocks with these absmax bits, float32.
-
-    `numerics.scales.e4m3_training_scales` has the same operations in the same order. `outer_ptr`: the absmax of all
-    blocks, float32 [1]; None for blocks without a scale above them.
-    """
-    E4M3: tl.constexpr = CAST.e4m3.format
-    ones = tl.zeros_like(bits).to(tl.float32) + 1.0
-    finite = bits < EXPONENT_MASK
-    encode = ones
-    if outer_ptr is not None:
-        outer = tl.load(outer_ptr) + tl.zeros_like(ones)
-        finite = finite & (outer < float("inf"))
-        encode = tl.minimum(tl.div_rn(ones * CAST.e4m3.largest, outer), FP32_MAX)
-        encode = tl.where(outer == 0.0, 1.0, encode)
-    absmax = bits.to(tl.float32, bitcast=True)
-    scale = round_to_grid(absmax * (encode * CAST.e4m3.inverse), E4M3, False)
-    factor = tl.minimum(tl.div_rn(ones, scale * tl.div_rn(ones, encode)), FP32_MAX)
-    nan = tl.full(bits.shape, NAN_BITS, tl.int32).to(tl.float32, bitcast=True)
-    return tl.where(finite, factor, nan), tl.where(finite, scale, nan)
-
-
-@triton.jit
-def fp32_scales(bits, CAST: tl.constexpr):
-    """Return the FP32 scales of blocks with these absmax bits, and 1; both are NaN where absmax is not finite.
-
-    `numerics.scales.fill_scale` has the same quotient, rounded once.
-    """
-    ones = tl.zeros_like(bits).to(tl.float32) + 1.0
-    scale = tl.maximum(tl.div_rn(bits.to(tl.float32, bitcast=True), ones * CAST.fp32), MIN_NORMAL)
-    nan = tl.full(bits.shape, NAN_BITS, tl.int32).to(tl.float32, bitcast=True)
-    return tl.where(bits < EXPONENT_MASK, scale, nan), tl.where(bits < EXPONENT_MASK, ones, nan)
-
-
-@triton.jit
-def store_scales(ptr, scales, row, column, mask, CAST: tl.constexpr):
-    """Store one scale for each block and each position across the contraction axis: float32."""
-    BLOCK: tl.constexpr = CAST.block
-    for block in tl.static_range(len(scales)):
-        if CAST.axis == 0:
-            at = (row // BLOCK + block) * CAST.columns + column
-        else:
-            at = row * (CAST.columns // BLOCK) + column // BLOCK + block
-        tl.store(ptr + at, scales[block], mask=mask)
+            chosen, least = better(chosen, least, operand, error, CAST)
+    return chosen
 
 
 @triton.jit
 def quantized(x, scale, row, column, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
-    """Return a part rounded to the grid and decoded, float32. `first_quad`: the tile's first column / 4."""
+    """Return a part rounded to the grid and decoded, float32."""
+    values = rounded(x, scale[0], row, column, first_quad, key_ptr, place_ptr, CAST)
+    return decoded(values, scale[1], CAST)
+
+
+@triton.jit
+def decoded(values, scale, CAST: tl.constexpr):
+    """Return element values times the scales of their blocks."""
+    PART: tl.constexpr = CAST.part_size
+    BLOCK: tl.constexpr = min(CAST.block, PART)
+    found = ()
+    for i in tl.static_range(PART):
+        found += (values[i] * scale[i // BLOCK],)
+    return found
+
+
+@triton.jit
+def rounded(x, inverse, row, column, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
+    """Return the element values of a part over its scales. `first_quad`: the tile's first column / 4."""
     PART: tl.constexpr = CAST.part_size
     BLOCK: tl.constexpr = min(CAST.block, PART)
     FORMAT: tl.constexpr = CAST.format
     AWAY: tl.constexpr = CAST.away
     BITS: tl.constexpr = CAST.random_bits
-    inverse, power = scale
-    decoded = ()
+    values = ()
     for quad in tl.static_range(PART // WORDS):
         words = ()
         if BITS > 0:
@@ -346,26 +308,13 @@ def quantized(x, scale, row, column, first_quad, key_ptr, place_ptr, CAST: tl.co
         for i in tl.static_range(WORDS):
             if CAST.fp32 is None:
                 v = x[quad * WORDS + i] * inverse[(quad * WORDS + i) // BLOCK]
+                if CAST.headroom is not None:
+                    v = v * CAST.headroom
             else:
                 v = tl.div_rn(x[quad * WORDS + i], inverse[(quad * WORDS + i) // BLOCK])
             v = round_stochastically(v, words[i], FORMAT, BITS) if BITS > 0 else round_to_grid(v, FORMAT, AWAY)
-            decoded += (v * power[(quad * WORDS + i) // BLOCK],)
-    return decoded
-
-
-@triton.jit
-def over_squares(bits, CAST: tl.constexpr):
-    """Return the largest of each BLOCK neighbours across the contraction axis, for every one of them."""
-    ROWS: tl.constexpr = bits.shape[0]
-    COLUMNS: tl.constexpr = bits.shape[1]
-    BLOCK: tl.constexpr = CAST.block
-    AXIS: tl.constexpr = CAST.axis
-    if AXIS == 1:
-        squares = tl.reshape(bits, (ROWS // BLOCK, BLOCK, COLUMNS))
-    else:
-        squares = tl.reshape(bits, (ROWS, COLUMNS // BLOCK, BLOCK))
-    largest = tl.max(squares, axis=2 - AXIS, keep_dims=True)
-    return tl.reshape(tl.broadcast_to(largest, squares.shape), (ROWS, COLUMNS))
+            values += (v,)
+    return values
 
 
 @triton.jit

@@ -115,8 +115,11 @@ def magnitude_bits(x):
 def scales(bits, FORMAT: tl.constexpr):
     """Return 2^-k and 2^k, float32, of blocks with these absmax bits; 2^k is NaN where absmax is not finite."""
     code = scale_code(bits, FORMAT)
-    inverse = ((254 - code) << 23).to(tl.float32, bitcast=True)
+    inverse = (254 - code) << 23
+    if FORMAT.emax < 2:  # of E1M2 alone k may be 127
+        inverse = tl.maximum(inverse, HALF_MIN_NORMAL_BITS)
     scale = tl.maximum(code << 23, HALF_MIN_NORMAL_BITS)
+    inverse = inverse.to(tl.float32, bitcast=True)
     return inverse, tl.where(bits >= EXPONENT_MASK, NAN_BITS, scale).to(tl.float32, bitcast=True)
 
 

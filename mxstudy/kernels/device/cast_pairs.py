@@ -73,7 +73,10 @@ def scales_of_pairs(most, FORMAT: tl.constexpr):
     exponent = sums_up_to((most + RULE * TWICE) & EXPONENTS, pairs_of(-EMAX, most), 0x7F80)
     scale = larger(exponent, pairs_of(LEAST_SCALE, most))
     scale = tl.inline_asm_elementwise(POISON, "=r,r,r", [most, scale], dtype=tl.int32, is_pure=True, pack=1)
-    return pairs_of(INVERSE, most) - exponent, scale
+    inverse = pairs_of(INVERSE, most) - exponent
+    if FORMAT.emax < 2:  # of E1M2 alone k may be 127
+        inverse = larger(inverse, pairs_of(LEAST_SCALE, most))
+    return inverse, scale
 
 
 @triton.jit
