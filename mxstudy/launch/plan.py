@@ -239,7 +239,12 @@ def claim(job: Job) -> RunFolder:
 
     Raises RunLocked if another process made the folder first, or runs the run that would be replaced.
     """
-    about = provenance() | code_of(job.config.study) | ({"backend": job.backend} if job.backend else {})
+    about = origin(job.config.study) | ({"backend": job.backend} if job.backend else {})
+def origin(study: str) -> dict[str, Any]:
+    """Return where a run of that kind comes from if it begins now; slow only at the first call."""
+    return provenance() | code_of(study)
+
+
     if job.state == "resume":
         folder = RunFolder(job.folder)
         drop_ticket(folder)
@@ -282,7 +287,7 @@ def set_aside(run: RunFolder) -> Iterator[Path]:
 
 def differences(folder: RunFolder, study: str) -> str:
     """Return the differences in commit, code, torch and GPU between that run and one started now, '' if none."""
-    about, today = folder.provenance(), provenance() | code_of(study)
+    about, today = folder.provenance(), origin(study)
     then = [about, *about.get("resumed", [])][-1] | {"code": folder.code()}
     differ = [key for key in ("commit", "code", "torch", "gpu") if then.get(key) != today.get(key)]
     return ", ".join(f"{key} {then.get(key)} then, {today.get(key)} now" for key in differ)
