@@ -7,7 +7,6 @@ launch_jobs -> mxstudy.launch. No module below this one uses Hydra.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import gc
 import io
@@ -340,18 +339,19 @@ def resolved(config: DictConfig, key: str) -> Any:
 def finish(config: DictConfig, choices: dict[str, str], overrides: Sequence[str], same: Mapping[str, Any]) -> Composed:
     """Return the job with its resolved config as plain data, in which `experiment` is the name of the chosen file.
 
-    `same`: sections that are resolved already.
+    `same`: sections that are resolved already, which jobs share.
     """
-    sections = map(str, config)
-    values = {key: copy.deepcopy(same[key]) if key in same else resolved(config, key) for key in sections}
+    values = {key: same[key] if key in same else resolved(config, key) for key in map(str, config)}
     study = values.get("study")
     rehearsal = debug_values(choices.get("debug"), study)
     if study is None:
         raise ConfigError(nothing_to_run(values.keys() - rehearsal.keys()))
     for group, key in partly_as_trained(values, choices):
         raise ConfigError(as_a_whole(group, key))
-    notes = rehearse_data(values, overrides)
-    values = without_foreign(values, schemas.STUDIES.get(study, schemas.Run), rehearsal)
+    notes: tuple[str, ...] = ()
+    if "debug" in choices:
+        notes = rehearse_data(values, overrides)
+        values = without_foreign(values, schemas.STUDIES.get(study, schemas.Run), rehearsal)
     values |= {"experiment": choices["experiment"]} if "experiment" in choices else {}
     return Composed(tuple(overrides), choices, values, notes)
 
