@@ -43,7 +43,7 @@ from mxstudy.explain import AS_TRAINED, WHOLE, as_a_whole, explain, nothing_to_r
 from mxstudy.help.answers import answer, commented
 from mxstudy.help.group_choices import groups, visible
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.process_pool import map_in_processes
+from mxstudy.launch.process_pool import begin_in_processes
 from mxstudy.reader import ConfigError, defaults, key_in, kinds_of, suggest
 from mxstudy.rehearsal import rehearse_data, without_foreign
 from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, as_text, check_shape, check_words
@@ -184,7 +184,7 @@ def register(sweeps: Path, arguments: Iterable[str]) -> None:
     """Register with Hydra the bases, and the sweeps that a command line names; reading all of them takes 0.3 s."""
     register_bases()
     asked = ",".join(word.partition("=")[2] for word in arguments if word.lstrip("+").startswith("sweep="))
-    for path in sweeps.glob("*.yaml"):
+    for path in sweeps.glob("*.yaml") if asked else ():
         if path.stem in asked.split(",") or path.stem.startswith("base_"):
             register_sweep(path)
 
@@ -225,15 +225,17 @@ def launch_jobs(
     loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: schemas.Launcher
 ) -> None:
     """Pass the jobs to the caller of `hand_over`; our Hydra launcher calls this. Exit with the code if it is not 0."""
-    take = _take.get() or plan_and_launch
-    if code := take(lambda: map_in_processes(functools.partial(compose, loader, master), jobs), launcher):
+    take = _take.get() or plan_and_launch  # which imports torch while the jobs of a large sweep are composed
+    if code := take(begin_in_processes(functools.partial(compose, loader, master), jobs), launcher):
         sys.exit(code)
 
 
 def plan_and_launch(composed: Callable[[], list[Composed]], launcher: schemas.Launcher) -> int:
+    gc.disable()  # imports leave no garbage, and each collection goes through all imported objects
     from mxstudy.launch.start import launch  # imports torch
 
     gc.freeze()  # imported objects stay; a garbage collection of them takes a tenth of a launch
+    gc.enable()
     return launch(composed, launcher).code
 
 
