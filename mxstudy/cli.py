@@ -7,7 +7,6 @@ launch_jobs -> mxstudy.launch. No module below this one uses Hydra.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import gc
 import io
@@ -44,7 +43,7 @@ from mxstudy.explain import AS_TRAINED, WHOLE, as_a_whole, explain, nothing_to_r
 from mxstudy.help.answers import answer, commented
 from mxstudy.help.group_choices import groups, visible
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.process_pool import map_in_processes
+from mxstudy.launch.process_pool import begin_in_processes
 from mxstudy.reader import ConfigError, defaults, key_in, kinds_of, suggest
 from mxstudy.rehearsal import rehearse_data, without_foreign
 from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, as_text, check_shape, check_words
@@ -185,7 +184,7 @@ def register(sweeps: Path, arguments: Iterable[str]) -> None:
     """Register the bases with Hydra, and only the sweeps that a command line names, because reading all takes 0.3 s."""
     register_bases()
     asked = ",".join(word.partition("=")[2] for word in arguments if word.lstrip("+").startswith("sweep="))
-    for path in sweeps.glob("*.yaml"):
+    for path in sweeps.glob("*.yaml") if asked else ():
         if path.stem in asked.split(",") or path.stem.startswith("base_"):
             register_sweep(path)
 
@@ -226,15 +225,17 @@ def launch_jobs(
     loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: schemas.Launcher
 ) -> None:
     """Pass the jobs to the caller of `hand_over`; our Hydra launcher calls this. Exit with the code if it is not 0."""
-    take = _take.get() or plan_and_launch
-    if code := take(lambda: map_in_processes(functools.partial(compose, loader, master), jobs), launcher):
+    take = _take.get() or plan_and_launch  # which imports torch while the jobs of a large sweep are composed
+    if code := take(begin_in_processes(functools.partial(compose, loader, master), jobs), launcher):
         sys.exit(code)
 
 
 def plan_and_launch(composed: Callable[[], list[Composed]], launcher: schemas.Launcher) -> int:
+    gc.disable()  # imports leave no garbage, and each collection goes through all imported objects
     from mxstudy.launch.start import launch  # imports torch
 
     gc.freeze()  # imported objects stay; a garbage collection of them takes a tenth of a launch
+    gc.enable()
     return launch(composed, launcher).code
 
 
@@ -340,18 +341,19 @@ def resolved(config: DictConfig, key: str) -> Any:
 def finish(config: DictConfig, choices: dict[str, str], overrides: Sequence[str], same: Mapping[str, Any]) -> Composed:
     """Return the job with its resolved config as plain data, in which `experiment` is the name of the chosen file.
 
-    `same`: sections that are resolved already.
+    `same`: sections that are resolved already, which jobs share.
     """
-    sections = map(str, config)
-    values = {key: copy.deepcopy(same[key]) if key in same else resolved(config, key) for key in sections}
+    values = {key: same[key] if key in same else resolved(config, key) for key in map(str, config)}
     study = values.get("study")
     rehearsal = debug_values(choices.get("debug"), study)
     if study is None:
         raise ConfigError(nothing_to_run(values.keys() - rehearsal.keys()))
     for group, key in partly_as_trained(values, choices):
         raise ConfigError(as_a_whole(group, key))
-    notes = rehearse_data(values, overrides)
-    values = without_foreign(values, schemas.STUDIES.get(study, schemas.Run), rehearsal)
+    notes: tuple[str, ...] = ()
+    if "debug" in choices:
+        notes = rehearse_data(values, overrides)
+        values = without_foreign(values, schemas.STUDIES.get(study, schemas.Run), rehearsal)
     values |= {"experiment": choices["experiment"]} if "experiment" in choices else {}
     return Composed(tuple(overrides), choices, values, notes)
 

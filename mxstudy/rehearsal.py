@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ def rehearse_data(values: dict[str, Any], overrides: Sequence[str]) -> tuple[str
         asked = " ".join(line for line in overrides if re.match(rf"\+*{group}[.@=]", line))
         if asked and group == "data":
             limit = values["max_documents"]
+            values[group] = copy.deepcopy(values[group])  # other jobs share it
             for corpus in endless(values[group]):
                 corpus["max_documents"] = limit
                 notes.append(f"debug: {corpus['name']}, its first {limit} documents; data.max_documents takes others")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +16,10 @@ from omegaconf import OmegaConf
 
 from mxstudy import cli
 from mxstudy.compat.hydra import unmoved
+from mxstudy.config import Inline
+from mxstudy.config.conf_folders import SWEEPS
 from mxstudy.launch.composed import Composed
+from mxstudy.launch.start import Launched
 from mxstudy.reader import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -262,6 +267,20 @@ def test_hydras_own_views_still_work_and_nothing_is_left_behind(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_collected_while_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    collects: list[bool] = []
+
+    class Start(ModuleType):
+        @property
+        def launch(self) -> Any:
+            collects.append(gc.isenabled())
+            return lambda composed, launcher: (collects.append(gc.isenabled()), Launched(0, []))[1]
+
+    monkeypatch.setitem(sys.modules, "mxstudy.launch.start", Start("start"))
+    assert cli.plan_and_launch(list, Inline()) == 0
+    assert collects == [False, True]
+
+
 def test_the_command_line_is_read_before_torch_is_imported() -> None:
     code = "import sys, mxstudy.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -282,3 +301,13 @@ def test_what_jobs_share_is_resolved_once_and_what_an_override_moves_again() -> 
         {"seed": 0, "data_seed": "${seed}", "model": {"sizes": [1, "${seed}"]}, "probe": {"p": [1]}}
     )
     assert unmoved(config, {"seed"}) == {"probe": {"p": [1]}}
+
+
+def test_sweeps_are_read_only_for_a_command_that_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(cli, "register_sweep", lambda path: read.append(path.stem))
+    cli.register(SWEEPS, [QUICK, "seed=0,1"])
+    assert read == []
+    cli.register(SWEEPS, ["+sweep=mitigations"])
+    assert "mitigations" in read
+    assert {name for name in read if not name.startswith("base_")} == {"mitigations"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import call, run_here
-from composing import compose_job, validated
+from composing import compose_job, handed_over, validated
 from each import each, slow_but
 
 from analysis import loss_curves, report
@@ -122,6 +122,9 @@ def test_a_rehearsal_reads_a_little_of_the_hub_and_says_so() -> None:
         f"debug: {name}, its first 500 documents; data.max_documents takes others"
         for name in ("cerebras/SlimPajama-627B", "HuggingFaceFW/fineweb-edu")
     )
+    loader, master, jobs = handed_over("+experiment=quickstart", "+debug=tiny", "data=fineweb_edu", "seed=0,1")
+    both = list(cli.compose(loader, master, jobs))  # jobs that share a composition
+    assert [(one.values["data"]["max_documents"], len(one.notes)) for one in both] == [(500, 1), (500, 1)]
     few = compose_job("+experiment=quickstart", "+debug=tiny", "data=fineweb_edu", "data.max_documents=7")
     assert (few.values["data"]["max_documents"], few.notes) == (7, ())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -34,9 +35,15 @@ def hashed(config: Any) -> Any:
 
 
 def hashed_fields(config: Any) -> dict[str, Any]:
-    fields = [f for f in dataclasses.fields(config) if not f.metadata.get("cosmetic")]
-    values = {f.name: (hashed(getattr(config, f.name)), hashed(default_of(f))) for f in fields}
+    cls: Any = type(config)
+    values = {name: (hashed(getattr(config, name)), default) for name, default in hashed_defaults(cls).items()}
     return {name: value for name, (value, default) in values.items() if name == "kind" or value != default}
+
+
+@functools.cache
+def hashed_defaults(cls: type) -> dict[str, Any]:
+    """Return the default of each field of a dataclass that is not cosmetic, as `hashed` returns it."""
+    return {f.name: hashed(default_of(f)) for f in dataclasses.fields(cls) if not f.metadata.get("cosmetic")}
 
 
 def hashed_precision(precision: Precision) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mxstudy.config import AnyRun, fingerprint, read_run
+from mxstudy.config import STUDIES, AnyRun, fingerprint, read_run
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.job_arms import with_arms
-from mxstudy.launch.process_pool import map_in_processes
+from mxstudy.launch.process_pool import MANY, begin_in_processes
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.run_state import observe
 from mxstudy.launch.stale import STALE, check_code, check_data, is_refused
@@ -80,7 +80,13 @@ def plan(composed: list[Composed]) -> list[Job]:
     identities: dict[Any, tuple[str, dict[str, Any]]] = {}
     jobs: dict[str, Job] = {}
     errors: dict[str, list[str]] = defaultdict(list)
-    valid = map_in_processes(validate, composed)
+    kinds = STUDIES.keys() & {job.values.get("study") for job in composed if isinstance(job.values, dict)}
+    for kind in kinds:
+        study_of(kind)  # imports it here, because else each process of `validate` would
+    validated = begin_in_processes(validate, composed)
+    for kind in kinds if len(composed) >= MANY else ():
+        origin(kind)  # while the processes work; `claim` will need it
+    valid = validated()
     vain = vain_overrides(composed, valid)
     for request, checked, label in zip(composed, valid, labels(composed), strict=True):
         try:
@@ -234,12 +240,17 @@ def refusal(errors: dict[str, list[str]], total: int) -> str:
     return "\n".join(lines)
 
 
+def origin(study: str) -> dict[str, Any]:
+    """Return where a run of that kind comes from if it begins now; slow only at the first call."""
+    return provenance() | code_of(study)
+
+
 def claim(job: Job) -> RunFolder:
     """Make and return the folder of a job that is about to run; a run that it replaces goes to FOLDER.old-N.
 
     Raises RunLocked if another process made the folder first, or runs the run that would be replaced.
     """
-    about = provenance() | code_of(job.config.study) | ({"backend": job.backend} if job.backend else {})
+    about = origin(job.config.study) | ({"backend": job.backend} if job.backend else {})
     if job.state == "resume":
         folder = RunFolder(job.folder)
         drop_ticket(folder)
@@ -282,7 +293,7 @@ def set_aside(run: RunFolder) -> Iterator[Path]:
 
 def differences(folder: RunFolder, study: str) -> str:
     """Return the differences in commit, code, torch and GPU between that run and one started now, '' if none."""
-    about, today = folder.provenance(), provenance() | code_of(study)
+    about, today = folder.provenance(), origin(study)
     then = [about, *about.get("resumed", [])][-1] | {"code": folder.code()}
     differ = [key for key in ("commit", "code", "torch", "gpu") if then.get(key) != today.get(key)]
     return ", ".join(f"{key} {then.get(key)} then, {today.get(key)} now" for key in differ)

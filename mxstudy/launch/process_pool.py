@@ -20,15 +20,23 @@ MOST_PROCESSES = 16
 _function: ContextVar[Callable[[Sequence[Any]], Iterable[Any]]] = ContextVar("function")
 
 
-def map_in_processes(function: Callable[[Sequence[T]], Iterable[R]], items: Sequence[T]) -> list[R]:
-    """Return list(function(items)); many items are split into one share per core, each in a forked process."""
+def begin_in_processes(function: Callable[[Sequence[T]], Iterable[R]], items: Sequence[T]) -> Callable[[], list[R]]:
+    """Return a function that returns list(function(items)).
+
+    Many items are split into one share per core, and forked processes begin on them now; few are taken up at the call.
+    """
     shares = min(len(os.sched_getaffinity(0)), MOST_PROCESSES, len(items) // MANY + 1)
     if shares < 2:
-        return list(function(items))
+        return lambda: list(function(items))
     bounds = [len(items) * n // shares for n in range(shares + 1)]
-    chunks = [items[start:stop] for start, stop in pairwise(bounds)]
-    with ProcessPoolExecutor(shares, get_context("fork"), _begin, (function,)) as pool:
-        return [result for results in pool.map(_apply, chunks) for result in results]
+    pool = ProcessPoolExecutor(shares, get_context("fork"), _begin, (function,))
+    shared_out = pool.map(_apply, [items[start:stop] for start, stop in pairwise(bounds)])
+
+    def results() -> list[R]:
+        with pool:
+            return [result for share in shared_out for result in share]
+
+    return results
 
 
 def _begin(function: Callable[[Sequence[Any]], Iterable[Any]]) -> None:

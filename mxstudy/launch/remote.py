@@ -17,8 +17,7 @@ from mxstudy.launch import local, slurm
 from mxstudy.launch.freeze import freeze_code, new_launch, one_at_a_time
 from mxstudy.launch.inline import catch_up
 from mxstudy.launch.parents import Parents
-from mxstudy.launch.plan import Job, claim, compare, join
-from mxstudy.launch.process_pool import map_in_processes
+from mxstudy.launch.plan import Job, claim, compare, join, origin
 from mxstudy.launch.processes import check_asked, tasks_per_node
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.say import say
@@ -43,7 +42,7 @@ def submit_jobs(jobs: list[Job], settings: Local | Slurm) -> int:
         jobs = [compare(job, queues) for job in jobs]
         todo = [job for job in jobs if job.state in ("new", "resume")]
         claimed = claim_all(todo)
-        parents = Parents(jobs)  # it has a thread, so it begins after the forks for claims
+        parents = Parents(jobs)
         submit(claimed, settings)
     for job in todo:
         parents.tell(job)
@@ -78,7 +77,10 @@ class Claimed(NamedTuple):
 def claim_all(jobs: Sequence[Job]) -> list[Claimed]:
     """Make each job's folder with its config. Raises RunLocked."""
     undo = [put_back(job) for job in jobs]
-    folders = map_in_processes(lambda own: [claim(job) for job in own], jobs)
+    for kind in {job.config.study for job in jobs}:
+        origin(kind)  # here, because else each thread would begin with it
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        folders = list(threads.map(claim, jobs))
     for job, folder in zip(jobs, folders, strict=True):
         if job.state == "resume":  # a new folder is made in the state queued
             folder.update(state="queued", reason=None)

@@ -136,7 +136,7 @@ def made_by(runs: Sequence[Described]) -> dict[str, list[str]]:
 def run_names(runs: Sequence[Described], arms: Sequence[Arm]) -> list[str]:
     """Return the name of each run, given its arm: the arm's name, and those seeds that differ among these runs."""
     units = [dict(run.unit) for run in runs]
-    varied = {key for unit in units for key in unit if len({other.get(key) for other in units}) > 1}
+    varied = {key for key in set().union(*units) if len({unit.get(key) for unit in units}) > 1}
     if all(unit.get("data_seed") == unit.get("seed") for unit in units):
         varied.discard("data_seed")
     return [

@@ -15,6 +15,7 @@ import yaml
 
 from mxstudy.config.conf_folders import CONF, SWEEPS
 from mxstudy.reader import flatten
+from mxstudy.small_files import LOADER
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 OF_THE_FILE = re.compile(r"\$\{(\.+)([\w.]+)\}")  # one dot: the mapping that contains the key
@@ -32,7 +33,7 @@ def given(group: str, choice: str) -> Mapping[str, Any] | None:
     if not path.exists():
         return None
     text = path.read_text()
-    content = yaml.safe_load(text) or {}
+    content = yaml.load(text, Loader=LOADER) or {}
     values: dict[str, Any] = {}
     for start in content.get("defaults", []):
         base, _, kind = start.partition("base_") if isinstance(start, str) else ("", "", "")

@@ -31,7 +31,7 @@ from mxstudy.tracking import memberships, unchanged
 from mxstudy.tracking.code import code_in
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mixed_backends import backends_in
-from mxstudy.whole_files import replace_file
+from mxstudy.whole_files import replace_file, replace_files
 
 C = TypeVar("C", bound=schemas.Run)
 
@@ -79,6 +79,11 @@ class Status:
     def is_stale(self, now_s: float) -> bool:
         """Return whether the state is running but the heartbeat has stopped, because the process was killed."""
         return self.state == "running" and now_s - (self.heartbeat_s or self.started_s) > STALE_AFTER_S
+
+    def text(self) -> str:
+        """Return the content of status.json. Raises ConfigError for an invalid status now, not at the next read."""
+        read(Status, values := plain(self))
+        return json.dumps(values, indent=2)
 
 
 @dataclass(frozen=True)
@@ -134,20 +139,19 @@ class RunFolder:
         provenance: dict[str, Any],
         asked: Iterable[Membership] = (),
     ) -> RunFolder:
-        """Create the folder of a new, queued run and return it. Raises ConfigError if there is a run already.
+        """Create the folder of a new, queued run, status.json last, and return it. Raises ConfigError if it has a run.
 
-        `asked`: its memberships, if they are not the one in its provenance, for example those of a run that it
-        replaces.
+        `asked`: its memberships, if they are not the one in its provenance, as those of a run that it replaces.
         """
         folder = cls(path)
         path.mkdir(parents=True, exist_ok=True)
         with folder._status_lock():
             require(not folder.status_path.exists(), f"{path}: already contains a run")
-            replace_file(folder.config_path, yaml_of(plain(config)))
-            folder.set_provenance(provenance | {unchanged.KEY: unchanged.digest_of(config)})
-            if found := memberships.joined_by((), asked):
-                replace_file(path / memberships.NAME, memberships.text_of(found))
-            folder._write(Status(fingerprint=fingerprint, started_s=time.time()))
+            about = provenance | {unchanged.KEY: unchanged.digest_of(config)}
+            files = {"config.yaml": yaml_of(plain(config)), "provenance.json": json.dumps(about, indent=2)}
+            found = memberships.joined_by((), asked)
+            files |= {memberships.NAME: memberships.text_of(found)} if found else {}
+            replace_files(path, files | {"status.json": Status(fingerprint=fingerprint, started_s=time.time()).text()})
         return folder
 
     def go_on(self, config: schemas.Run, provenance: dict[str, Any]) -> None:
@@ -262,7 +266,7 @@ class RunFolder:
     def update(self, **changes: Any) -> None:
         """Replace fields of the status and keep all others; safe while other processes update it too."""
         with self._status_lock():
-            self._write(dataclasses.replace(self.status(), **changes))
+            replace_file(self.status_path, dataclasses.replace(self.status(), **changes).text())
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -310,10 +314,6 @@ class RunFolder:
         with (self.path / "status.lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-    def _write(self, status: Status) -> None:
-        read(Status, dataclasses.asdict(status))  # refuses an invalid state now, not at the next read
-        replace_file(self.status_path, json.dumps(dataclasses.asdict(status), indent=2))
 
 
 def try_lock(file: int) -> bool:

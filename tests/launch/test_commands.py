@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +21,7 @@ from mxstudy.launch import commands, remote
 from mxstudy.launch.plan import claim, plan
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError
+from mxstudy.tracking import code
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.runtime import gpus_there
 
@@ -282,6 +285,24 @@ def test_a_refused_launch_leaves_what_was_there(
     assert (there.status().state, there.status().step, len(names)) == ("finished", 10, 2)
     assert launch(tmp_path, "retry") == (0, "")
     assert "was never submitted; run its command again to continue it" in capsys.readouterr().out
+
+
+def test_the_code_is_digested_once_for_all_jobs(
+    tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the thread that starts those which make the run folders; each of them did it anew."""
+    digested: list[str] = []
+
+    def digests() -> dict[str, str]:
+        digested.append(threading.current_thread().name)
+        time.sleep(0.05)
+        return {"numerics/formats.py": "abc"}
+
+    monkeypatch.setattr(code, "_digests", digests)
+    monkeypatch.setattr("mxstudy.launch.plan.code_of", functools.cache(code.code_of.__wrapped__))
+    claimed = remote.claim_all(plan(seeds(tmp_path / "runs", *range(16))))
+    assert digested == [threading.main_thread().name]
+    assert {one.folder.code() for one in claimed} == {code.recorded(digests())["code"]}
 
 
 def test_retry_checks_jobs_from_where_they_were_submitted(

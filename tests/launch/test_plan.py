@@ -21,6 +21,7 @@ from mxstudy.config import Pretrain
 from mxstudy.launch import inline, sweep
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import claim, differences, labels, plan, set_aside
+from mxstudy.launch.process_pool import MANY, begin_in_processes
 from mxstudy.reader import ConfigError, changed
 from mxstudy.results import folders_of
 from mxstudy.tracking.code import code_of
@@ -50,6 +51,28 @@ def test_new_jobs_live_under_experiment_and_fingerprint_and_nothing_is_written(
 def test_an_address_that_no_store_can_have_is_refused_with_the_plan(tmp_path: Path, study: FakeStudy) -> None:
     with pytest.raises(ConfigError, match=r"^tracking\.uri: 'ftp://host' does not begin with one of sqlite"):
         plan(seeds(tmp_path, 1, 2, tracking={"uri": "ftp://host"}))
+
+
+def test_what_all_processes_need_is_there_before_they_begin_and_what_claims_need_when_they_end(
+    tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process imported the kind of run again, and the code was digested only after them."""
+    done: list[str] = []
+    began = begin_in_processes
+
+    def begin(function, items):
+        done.append("begun")
+        results = began(function, items)
+        return lambda: (done.append("awaited"), results())[1]
+
+    monkeypatch.setattr("mxstudy.launch.plan.study_of", lambda kind: (done.append(kind), study)[1])
+    monkeypatch.setattr("mxstudy.launch.plan.begin_in_processes", begin)
+    monkeypatch.setattr("mxstudy.launch.plan.origin", lambda kind: done.append(f"origin of {kind}"))
+    plan(seeds(tmp_path, 1, 2))
+    assert done[:3] == ["pretrain", "begun", "awaited"]
+    done.clear()
+    plan(seeds(tmp_path, *range(MANY)))
+    assert done[:4] == ["pretrain", "begun", "origin of pretrain", "awaited"]
 
 
 def test_one_folder_is_tried_once_for_all_jobs(
