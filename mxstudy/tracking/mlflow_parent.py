@@ -30,6 +30,7 @@ from mxstudy.tracking.mlflow_store import (
 )
 from mxstudy.tracking.provenance import provenance
 
+NAME_DIGITS = 6  # of a sweep's fingerprint, at the end of its run's name
 SUMMARY = "summary.md"
 CHARTS = "Charts of its runs"
 LISTED = 20  # runs of other sweeps that a sweep's page has links to
@@ -105,7 +106,8 @@ class Sweep:
         if found is None:
             tags = origin(provenance()) | dict(self.tags) | mine | {"jobs": str(len(self.folders))}
             started_s = min([time.time(), *(folder.status().started_s for folder in self._begun().values())])
-            found = create_run(client, experiment_id, self.name, started_s, tags)
+            name = f"{self.name} ({self.fingerprint[:NAME_DIGITS]})"  # the same keys may vary in another sweep
+            found = create_run(client, experiment_id, name, started_s, tags)
         return found
 
     def _begun(self) -> dict[str, RunFolder]:

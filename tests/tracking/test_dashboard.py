@@ -101,7 +101,8 @@ def test_the_server_serves_a_sweep(server: Server, tmp_path: Path, monkeypatch: 
     history = json.loads(server.get(f"api/2.0/mlflow/metrics/get-history?run_id={run_id}&metric_key=train/loss"))
     assert [(point["step"], point["value"]) for point in history["metrics"]] == [(0, 5.0), (1, 4.9), (2, 4.8)]
 
-    parent = search("tags.sweep_fingerprint != ''")["quick: norm"]
+    (parent,) = search("tags.sweep_fingerprint != ''").values()
+    assert parent["info"]["run_name"].startswith("quick: norm (")
     assert parent["info"]["run_id"] == parent_id
     assert "| rmsnorm | 4.25 |" in tags_of(parent)["mlflow.note.content"]
     assert tags_of(parent)["result"] == "val loss: rmsnorm 4.25"

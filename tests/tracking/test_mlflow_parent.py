@@ -64,7 +64,7 @@ def test_a_child_knows_its_parent_from_the_start_and_the_parent_what_came_out(ur
     figure.write_bytes(b"\x89PNG")
     sweep.end("finished", replace(TABLE, figures=[figure]))
     parent = get(uri, parent_id)
-    assert (parent.info.run_name, parent.info.status) == ("quick: seed", "FINISHED")
+    assert (parent.info.run_name, parent.info.status) == (f"quick: seed ({sweep.fingerprint[:6]})", "FINISHED")
     assert parent.info.start_time == int(folders[0].status().started_s * 1000)
     assert parent.info.end_time == int(folders[1].journal_path.stat().st_mtime * 1000)
     said = {"status": "finished", "norm": "rmsnorm", "jobs": "2", "result": "val loss: rmsnorm 4.5"}
@@ -175,6 +175,15 @@ def test_a_sweep_shows_its_runs_whoever_trained_them(uri: str, tmp_path: Path, m
 
 def sought(parent: Any) -> str:
     return f"tags.`sweep.{parent.info.run_id[:12]}` LIKE '%'"
+
+
+def test_sweeps_over_the_same_keys_have_names_of_their_own(uri: str, tmp_path: Path) -> None:
+    """All of them were called "quick: seed"."""
+    sweeps = [sweep_of(uri, make(uri, tmp_path / "runs", digit)) for digit in "ab"]
+    parents = [get(uri, sweep.begin()).info.run_name for sweep in sweeps]
+    assert len({*parents}) == 2
+    assert all(name.startswith("quick: seed (") for name in parents)
+    assert [get(uri, sweep.begin()).info.run_name for sweep in sweeps] == parents
 
 
 def test_a_parent_of_another_store_is_no_parent(uri: str, tmp_path: Path) -> None:
