@@ -96,7 +96,7 @@ def in_arms(runs: pd.DataFrame) -> pd.DataFrame:
 def content(runs: pd.DataFrame) -> pd.Series:
     """Return each run's unigram entropy in nats. A run that never read its corpus gets that of an equal data config."""
     found = runs["unigram_entropy_nats"].round(6)
-    config = runs[[column for column in runs if column.startswith(DATA)]].astype(str).agg("|".join, axis=1)
+    config = runs[[column for column in runs if column.startswith(DATA)]].map(str).agg("|".join, axis=1)
     return found.fillna(found.groupby(config).transform("first"))
 
 

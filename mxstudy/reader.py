@@ -114,7 +114,8 @@ def read(hint: Any, value: Any, path: str = "") -> Any:
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where}: {value!r} is not a list")
+            advice = f"; write '{where}=[{value}]'" if args[0] is type(value) is str else ""
+            raise ConfigError(f"{where}: {value!r} is not a list{advice}")
         items = args[:1] * len(value) if args[-1] is Ellipsis else args
         require(len(items) == len(value), f"{where}: needs {len(items)} values, not {len(value)}")
         return tuple(read(item, v, f"{path}[{i}]") for i, (item, v) in enumerate(zip(items, value, strict=True)))

@@ -38,7 +38,11 @@ def broken(figure: Figure) -> list[str]:
     return [
         *(["is as wide as no column"] if figure.get_figwidth() not in (ONE_COLUMN, TWO_COLUMNS) else []),
         *(f"a legend lies over {axes.get_title()!r}" for axes in panels if any(over(axes, one) for one in legends)),
-        *(f"{label!r} is in no legend" for label in sorted(labels_of(panels) - named_in(legends))),
+        *(
+            f"{label!r} is in no legend"
+            for label in sorted(labels_of(panels))
+            if unbroken(label) not in named_in(legends)
+        ),
         *(f"{text.get_text()!r} is cut off" for text in texts_of(figure) if is_cut(text, figure)),
         *(f"labels of {axes.get_title()!r} overlap" for axes in panels if overlap(tick_labels(axes))),
         *(["names of axes overlap"] if overlap([axes.xaxis.label for axes in panels]) else []),
@@ -56,7 +60,12 @@ def labels_of(panels: list[Axes]) -> set[str]:
 
 
 def named_in(legends: list[Legend]) -> set[str]:
-    return {text.get_text() for legend in legends for text in legend.get_texts()}
+    return {unbroken(text.get_text()) for legend in legends for text in legend.get_texts()}
+
+
+def unbroken(text: str) -> str:
+    """Return a text without spaces and line breaks: a long name in a legend has several lines."""
+    return "".join(text.split())
 
 
 def texts_of(figure: Figure) -> list[Text]:

@@ -80,7 +80,7 @@ def test_a_config_written_as_yaml_reads_back_equal() -> None:
         ({"train__compile": 1}, "train.compile: 1 is not true or false"),
         ({"optimizer__lr": "1e-3"}, "optimizer.lr: '1e-3' is not a number"),
         ({"optimizer__betas": [0.9]}, "optimizer.betas: needs 2 values, not 1"),
-        ({"data__paths": "a.txt"}, "data.paths: 'a.txt' is not a list"),
+        ({"data__paths": "a.txt"}, "data.paths: 'a.txt' is not a list; write 'data.paths=[a.txt]'"),
         ({"data__format": "txt"}, "data.format: 'txt' is not a choice; did you mean 'text'?"),
         ({"precision__skip_blocks": "head"}, "precision.skip_blocks: 'head' is not an integer or a list of 2 or tail"),
         (

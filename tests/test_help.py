@@ -40,6 +40,14 @@ def test_every_choice_says_what_it_is() -> None:
     ]
 
 
+def test_the_list_of_a_group_ends_no_choice_with_a_colon() -> None:
+    """It has the first paragraph alone, so a sentence that introduces a table belongs to the next."""
+    begun = {group: {choice: said_of(group, choice).split("\n")[0] for choice in groups()[group]} for group in groups()}
+    assert not [
+        f"{group}={choice}" for group, said in begun.items() for choice, first in said.items() if first.endswith(":")
+    ]
+
+
 def test_the_site_says_the_same_words() -> None:
     reference: Any = runpy.run_path(str(ROOT / "docs" / "reference.py"))
     page = "\n".join(reference["every_key"]())
@@ -61,6 +69,8 @@ def test_the_site_says_the_same_words() -> None:
         ("norm=mxnorm_p2", ["The RMS estimated by the p-mean of the block absmax, p = 2"]),
         ("saturation", ["probe.saturation.*, in pretrain", "Last-bin and underflow fractions", "every_steps = 0"]),
         ("validation", ["sequences = 64"]),
+        ("dry_run", ["dry_run\n", "in       pretrain, prepare_data, student_teacher, fork, approximation, evaluate, "]),
+        ("+experiment=quickstart", ["experiment=quickstart\n  A small Llama"]),
         ("evaluation.data_dir", ["data_dir\n  the folder with the questions"]),
         (
             "precision=nvfp4",
@@ -78,6 +88,7 @@ def test_a_name_is_explained(name: str, said: list[str]) -> None:
     [
         ("optmizer.lr", "optmizer.lr: no such key, group or probe; did you mean 'optimizer.lr'?"),
         ("norm=mxnrom_p2", "norm=mxnrom_p2: no such choice; did you mean 'mxnorm_p2'?"),
+        ("nvfp4", "nvfp4: no such key, group or probe; choose from precision=nvfp4"),
         ("zzz", "zzz: no such key, group or probe; choose from experiment, sweep, "),
     ],
 )

@@ -133,6 +133,12 @@ def test_runs_on_two_corpora_are_no_pairs() -> None:
     assert "<th>data.unigram_entropy_nats</th>" in page
 
 
+def test_runs_on_corpora_of_two_kinds_have_arms() -> None:
+    """Each kind has keys that the other has not, such as the files of a text."""
+    frame = on_corpora(6.5, 6.5, 6.5, 7.0).assign(**{"config.data.format": ["text"] * 3 + [math.nan]})
+    assert report.in_arms(frame)["arm"].nunique() == 3
+
+
 def test_where_a_corpus_of_a_blend_lies_parts_no_arms() -> None:
     frame = on_corpora(*[6.5] * 4)
     elsewhere = frame.assign(**{"config.data.corpora.own.paths.0": ["a", "b", "c", "d"]})

@@ -33,6 +33,19 @@ def test_a_legend_names_each_label_of_all_panels_once_outside_of_the_data() -> N
     assert broken(figure) == []
 
 
+def test_long_names_of_many_arms_leave_room_for_the_panels() -> None:
+    figure = Figure(figsize=(3.25, 4), layout="constrained")
+    panels = figure.subplots(2)
+    for number in range(30):
+        panels[0].plot(
+            [0, number], label=f"nvfp4 rmsnorm forward_x.outer_scale=bound,wgrad_x.outer_scale=bound {number}"
+        )
+    legend(figure)
+    figure.draw_without_rendering()
+    assert min(axes.get_position().height for axes in panels) > 0.1
+    assert broken(figure) == []
+
+
 def test_a_figure_without_a_label_has_no_legend() -> None:
     figure = Figure(layout="constrained")
     figure.subplots().plot([0, 1])

@@ -38,6 +38,7 @@ def places() -> Iterator[Place]:
 
 def answer(name: str) -> str:
     """Return the help for a key, group, GROUP=CHOICE or probe. Raises ConfigError for another name."""
+    name = name.lstrip("+")  # as a command has it: +experiment=NAME
     chosen, every = groups(), [*places()]
     group, is_choice, choice = name.partition("=")
     if is_choice:
@@ -46,12 +47,23 @@ def answer(name: str) -> str:
         return f"{name}\n{indented(said_of(group, choice))}"
     parts = [of_group(name)] if name in chosen else []
     inside = under(name, every) or under(f"probe.{name}", every)
-    parts += [] if inside else [of_key(place) for place in every if is_at(place.path, name)]
+    parts += [] if inside else [of_key(place) for place in merged(place for place in every if is_at(place.path, name))]
     parts += [of_section(cls, found) for cls, found in inside.items()]
     if not parts:
-        near = difflib.get_close_matches(name, [*chosen, *(place.path for place in every)], n=1)
+        near = [f"{group}={name}" for group, choices in chosen.items() if name in choices]
+        near = near or difflib.get_close_matches(name, [*chosen, *(place.path for place in every)], n=1)
         raise ConfigError(f"{name}: no such key, group or probe; {suggest(name, near or chosen)}")
     return "\n\n".join(dict.fromkeys(parts))
+
+
+def merged(found: Iterable[Place]) -> list[Place]:
+    """Return each key once, where the classes of several kinds of run say the same of it."""
+    same: dict[tuple[str, Key, str], Place] = {}
+    for place in found:
+        about = (place.path, place.key, kind_of(place.cls))
+        kinds = same[about].kinds if about in same else ()
+        same[about] = place._replace(kinds=(*kinds, *place.kinds))
+    return [*same.values()]
 
 
 def is_at(path: str, name: str) -> bool:
@@ -91,9 +103,14 @@ def of_key(place: Place) -> str:
     return "\n".join([place.path, indented(key.meaning), *lines])
 
 
+def kind_of(cls: type) -> str:
+    """Return the kind that a class of the schema is of, "" if it is of none."""
+    return next((key.default for key in keys(cls) if key.name == "kind" and " or " not in key.type), "")
+
+
 def in_words(place: Place) -> str:
     """Return the kinds of run that have a key, and the kind of its group."""
-    kind = next((key.default for key in keys(place.cls) if key.name == "kind" and " or " not in key.type), "")
+    kind = kind_of(place.cls)
     return ", ".join(place.kinds) + (f"; of kind {kind}" if kind else "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from mxstudy.results.curves import Curves, band, draw_arm
 UNITS = {1e12: "T", 1e9: "B", 1e6: "M", 1e3: "K"}
 SHARED = "0.4"  # the grey of a legend's entry for artists of several colours
 PAINTS = ("get_color", "get_facecolor")
-ENTRY, LETTER = 0.5, 0.055  # inches of a legend's entry without its text, and of a letter
+ENTRY, LETTER, LINE = 0.5, 0.055, 0.15  # inches of a legend's entry without its text, of a letter, and of a line
 
 
 def draw_arms(
@@ -62,7 +63,8 @@ def tokens_text(count: float) -> str:
 def legend(figure: Any, *others: Any, title: str | None = None) -> None:
     """Write a legend above all panels, with `others`: each label once, in as many columns as fit.
 
-    A label that artists of several colours share is grey, and comes last.
+    A label that artists of several colours share is grey, and comes last. One that is wider than the figure has several
+    lines, and the figure grows where the legend would take more than half of it.
     """
     named = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     found: dict[str, list[Any]] = {}
@@ -71,13 +73,17 @@ def legend(figure: Any, *others: Any, title: str | None = None) -> None:
     if not found:
         return
     labels = sorted(found, key=lambda label: len(colors_in(found[label])) > 1)
-    room = figure.get_figwidth() / (ENTRY + LETTER * max(map(len, labels)))
+    shown = [textwrap.fill(label, int((figure.get_figwidth() - ENTRY) / LETTER)) for label in labels]
+    room = int(figure.get_figwidth() / (ENTRY + LETTER * max(map(len, labels))))
+    columns = max(1, min(len(labels), room))
+    lines = sum(label.count("\n") + 1 for label in shown) / columns
+    figure.set_figheight(max(figure.get_figheight(), 2 * LINE * lines))
     drawn = figure.legend(
         [found[label][0] for label in labels],
-        labels,
+        shown,
         loc="outside upper center",
         title=title,
-        ncols=max(1, min(len(labels), int(room))),
+        ncols=columns,
         fontsize=7,
         frameon=False,
     )
