@@ -146,8 +146,8 @@ def test_a_block_that_is_not_fused_is_refused(options, ran):
 
 
 def test_a_plan_that_changes_its_backend_is_refused_for_the_blocks_in_question():
-    rows = (config.PrecisionRow(plan={}), config.PrecisionRow(from_step=5, plan={"layers.1.*": "fp8_tensor"}))
-    formats = config.Precision(schedule=rows)
+    rows = (config.PrecisionRow(plan={}), config.PrecisionRow(from_step=5, plan={"layers.1.*": "nvfp4_forward_only"}))
+    formats = config.Precision(schedule=rows, block_size=16)
     model = decoder(formats=formats)
     recompute_mlps(model, 2)
     apply_precision(model, formats, 5, "bf16", CPU)

@@ -27,7 +27,7 @@ from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.train.runtime import planned_for
 
 LINEARS = {"*.wqkv": "mxfp8", "*.wo": "mxfp8", "*.w13": "mxfp8", "*.w2": "mxfp8"}
-SENTENCE = "run on different backends (fp8_tensor: reference; 2 others: fused), which differ"
+SENTENCE = "run on different backends (nvfp4_forward_only: reference; 2 others: fused), which differ"
 
 
 def job(runs: Path, row: str | dict[str, str], **values: Any) -> Composed:
@@ -35,7 +35,7 @@ def job(runs: Path, row: str | dict[str, str], **values: Any) -> Composed:
 
     `train_...` sets fields of train, and `backend` and others set fields of a precision.
     """
-    values = {"backend": "auto"} | values
+    values = {"backend": "auto", "block_size": 16} | values
     train = {key.removeprefix("train_"): values.pop(key) for key in list(values) if key.startswith("train_")}
     one = composed(runs, f"precision={row}")
     blocks = {"layers.*": row} if isinstance(row, str) else row
@@ -54,7 +54,7 @@ def backend(*job_of: Any, **values: Any) -> str | None:
 
 
 def three(runs: Path) -> list[Composed]:
-    return [job(runs, row) for row in ("fp8_tensor", "mxfp8", "bf16")]
+    return [job(runs, row) for row in ("nvfp4_forward_only", "mxfp8", "bf16")]
 
 
 @each(
@@ -64,13 +64,13 @@ def three(runs: Path) -> list[Composed]:
         ("bf16", {}, "fused"),
         ("bf16", {"backend": "reference"}, "reference"),
         ("bf16", {"train_compile": True}, "reference"),
-        ("fp8_tensor", {}, "reference"),
+        ("nvfp4_forward_only", {}, "reference"),
         ("mxfp8", {"backend": "reference"}, "reference"),
         ("mxfp8", {"backend": "emulated"}, "fused"),
         ("mxfp8", {"backend": "fused"}, "fused"),
         ("mxfp8", {"head": True}, "fused, reference"),
         ({"layers.0.*": "mxfp8"}, {}, "fused"),
-        ({"layers.0.*": "fp8_tensor"}, {}, "fused, reference"),
+        ({"layers.0.*": "nvfp4_forward_only"}, {}, "fused, reference"),
         ("mxfp8", {"train_compile": True}, "reference"),
         ("fp32", {"train_compute": "fp32"}, "reference"),
     ],
@@ -80,8 +80,8 @@ def test_of_pretraining(row: str | dict[str, str], values: dict[str, Any], expec
 
 
 def test_all_rows_of_a_schedule_are_said_in_their_order() -> None:
-    one = job(Path("runs"), "fp8_tensor")
-    later = [(3, {"*.w2": "fp8_tensor"}), (5, {"layers.*": "mxfp8"}), (7, {"layers.0.*": "fp8_tensor"})]
+    one = job(Path("runs"), "nvfp4_forward_only")
+    later = [(3, {"*.w2": "nvfp4_forward_only"}), (5, {"layers.*": "mxfp8"}), (7, {"layers.0.*": "nvfp4_forward_only"})]
     one.values["precision"]["schedule"] += [{"from_step": step, "plan": plan} for step, plan in later]
     says = "reference then from step 5 fused then from step 7 fused, reference"
     assert backend_of(read_run(one.values)) == says
@@ -90,7 +90,7 @@ def test_all_rows_of_a_schedule_are_said_in_their_order() -> None:
 def test_where_no_gpu_is_seen_nobody_takes_it_for_one_with_an_mx_gemm() -> None:
     with planned_for(1):
         assert backend("mxfp8") == backend("mxfp8", train_compile=True) == "fused"
-        assert backend("mxfp8", backend="native") == "native"  # checked again where it runs
+        assert backend("mxfp8", backend="native", block_size=32) == "native"  # checked again where it runs
 
 
 def test_a_backend_does_not_depend_on_what_else_is_planned(tmp_path: Path) -> None:
@@ -120,7 +120,11 @@ def test_a_model_is_built_once_for_all_jobs_that_have_it(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("row", "wanted", "reason"),
     [
-        ("fp8_tensor", "fused", r"fused cannot run layers\.0: forward_x: scale is none, and it computes E8M0"),
+        (
+            "nvfp4_forward_only",
+            "fused",
+            r"fused cannot run layers\.0: forward_x: outer_scale is bound, and it computes none, tensor",
+        ),
         ("mxfp8", "native", r"native cannot run layers\.0: it needs CUDA with compute capability 10\.0"),
     ],
 )
@@ -214,7 +218,7 @@ def test_what_was_planned_elsewhere_is_noted_where_it_runs(tmp_path: Path) -> No
 def test_a_sweep_says_it_when_it_is_planned_and_below_its_table(
     tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study.backends = lambda config: "reference" if "fp8_tensor" in str(config.precision) else "fused"
+    study.backends = lambda config: "reference" if "nvfp4_forward_only" in str(config.precision) else "fused"
     jobs = plan(three(tmp_path))
     sentence = sweep.backends_sentence(jobs)
     assert sentence is not None
@@ -231,7 +235,7 @@ def test_below_the_table_stands_what_they_ran_on_and_not_what_they_would(tmp_pat
     jobs = plan(three(tmp_path))
     for one in jobs:
         claim(one).update(state="finished")
-    study.backends = lambda config: "reference" if "fp8_tensor" in str(config.precision) else "fused"
+    study.backends = lambda config: "reference" if "nvfp4_forward_only" in str(config.precision) else "fused"
     again = plan(three(tmp_path))
     assert sweep.backends_sentence(again) is not None
     assert sweep.summarise(again)["pretrain"].markdown == "3 arms"  # nothing reports it for those
@@ -253,7 +257,7 @@ def test_a_dry_run_says_it_as_well(here: Path, capsys: pytest.CaptureFixture[str
         "+experiment=quickstart",
         "+debug=tiny",
         "tracking=none",
-        "precision=fp8_tensor,mxfp8,bf16",
+        "precision=nvfp4_forward_only,mxfp8,bf16",
         "dry_run=true",
     )
     assert call(*words) == (0, "")

@@ -51,10 +51,10 @@ def test_a_prepared_corpus_that_is_too_short_is_refused_before_there_is_a_run(
 
 def test_mlps_that_cannot_be_recomputed_are_refused_before_there_is_a_run(words: tuple[str, ...]) -> None:
     """In any row of the schedule."""
-    then = "precision.schedule=[{from_step: 0, plan: {}}, {from_step: 1, plan: {layers.*: fp8_tensor}}]"
+    then = "precision.schedule=[{from_step: 0, plan: {}}, {from_step: 1, plan: {layers.*: nvfp4_forward_only}}]"
     assert plan([compose_job(*words, "train.recompute_mlp=1")])
     with pytest.raises(ConfigError, match=r"train.recompute_mlp: layers.0 runs on reference \(.*\), and only a fused"):
-        plan([compose_job(*words, "train.recompute_mlp=1", then)])
+        plan([compose_job(*words, "train.recompute_mlp=1", "precision.block_size=16", then)])
 
 
 def test_a_prepared_corpus_that_is_long_enough_is_not(words: tuple[str, ...]) -> None:

@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from traced import run_graphs_as_they_are
 
-from benchmarks.scaling import model_of
 from mxstudy import config
 from mxstudy.data.batches import rows_of_rank
 from mxstudy.distributed import whole, world_size
@@ -78,7 +77,7 @@ EXPERTS = {
 }
 # The arms whose blocks run fused on a CPU, with a block's passes in a micro-batch: a forward, a backward, and in one
 # arm the forward again.
-FUSED = {"bf16": 2, "mxfp8 mxnorm": 2, "mxfp8 rmsnorm": 2, "layernorm with a bias": 2, "random": 2, "recomputed": 3}
+FUSED = dict.fromkeys(ARMS.keys() - {"fp32", "nvfp4", "dropout", *EXPERTS}, 2) | {"recomputed": 3}
 
 
 def settings(arm: str, **train_changes: Any) -> config.Pretrain:
@@ -360,30 +359,6 @@ def test_a_compiled_mixture_is_sharded_too(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------- large models
-
-LLAMA_3_8B = 8_030_261_248  # parameters, as published
-
-
-def parts_of_8b(ranks: int) -> list[int]:
-    """Return the parameters of all ranks and of rank 0, in a group whose other ranks do not exist.
-
-    They are on the meta device, without memory.
-    """
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    try:
-        large = replace(settings("mxfp8 mxnorm"), model=model_of("llama_8b"))
-        with torch.device("meta"):
-            model = Decoder(large.model, large.norm, large.precision.settings, torch.bfloat16)
-        parallelize(model, large.train, init_device_mesh("cpu", (ranks,)))
-        return [model.num_params(), sum(weight.to_local().numel() for weight in model.parameters())]
-    finally:
-        dist.destroy_process_group()
-
-
-def test_llama_8b_is_cut_before_it_has_memory():
-    whole_model, part = parts_of_8b(8)
-    assert whole_model == LLAMA_3_8B
-    assert part == pytest.approx(LLAMA_3_8B / 8, rel=1e-6)
 
 
 def peak_of_building(settings: config.Pretrain) -> int:
