@@ -11,6 +11,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE
 from mxstudy.config.conf_folders import STARTS
+from mxstudy.help.answers import belongs_to
 from mxstudy.help.group_choices import groups, visible
 from mxstudy.reader import ConfigError, one_line, suggest
 
@@ -33,6 +34,8 @@ def explain(error: Exception) -> str:
             return as_a_whole(group, key)
         if not names and "." in key:
             return f"{key}: not in the config yet; write +{key}=VALUE"
+        if owner := belongs_to(key):
+            return f"{key}: no such key here; it belongs to {owner}"
         own = [name for name in names if name != "hydra"] or list(groups())
         return f"{key}: no such key; {suggest(str(cause.key), own)}"
     for pattern, advice in ADVICE.items():

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, get_args
 
 from mxstudy.config.run import STUDIES
-from mxstudy.help.group_choices import groups, said_of
+from mxstudy.help.group_choices import bases_of, groups, said_of
 from mxstudy.help.meanings import Key, classes, first_sentence, keys, sections
 from mxstudy.reader import ConfigError, suggest, type_hints
 
@@ -64,6 +64,14 @@ def merged(found: Iterable[Place]) -> list[Place]:
         kinds = same[about].kinds if about in same else ()
         same[about] = place._replace(kinds=(*kinds, *place.kinds))
     return [*same.values()]
+
+
+def belongs_to(key: str) -> str:
+    """Return the choices of a key's group that have the key, or else the kinds of run; "" if nothing has it."""
+    found, group = [place for place in places() if is_at(place.path, key)], key.partition(".")[0]
+    bases = {f"base_{kind}" for place in found if (kind := kind_of(place.cls))}
+    owners = [f"{group}={choice}" for choice in groups().get(group, ()) if bases & {*bases_of(group, choice)}]
+    return " or ".join(owners or sorted({f"study={kind}" for place in found for kind in place.kinds}))
 
 
 def is_at(path: str, name: str) -> bool:
