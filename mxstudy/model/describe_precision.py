@@ -19,6 +19,8 @@ from mxstudy.model.precision import AXES, norm_settings
 from mxstudy.model.vector_settings import describe_vector_settings
 from mxstudy.numerics.formats import FORMATS, is_random
 
+UNQUANTISED = "unquantised"
+
 
 def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = False) -> str:
     """Return the plan as applied, one line per recipe (number of linears, casts of each GEMM) and one per backend.
@@ -144,15 +146,17 @@ def describe_gemms(gemms: Gemms, forward_only: bool = False) -> str:
     pairs = (("forward", gemms.forward), ("dgrad", gemms.dgrad), ("wgrad", gemms.wgrad))
     parts = []
     for name, gemm in pairs[:1] if forward_only else pairs:
+        left, right = describe_cast(gemm.left), describe_cast(gemm.right)
+        both = f"{left} x {right}" if gemm.left or gemm.right else UNQUANTISED
         rotated = f", {describe_transform(gemm.transform)}" if gemm.transform else ""
-        parts.append(f"{name} {describe_cast(gemm.left)} x {describe_cast(gemm.right)}{rotated}")
+        parts.append(f"{name} {both}{rotated}")
     return ", ".join(parts)
 
 
 def describe_cast(cast: Cast | None) -> str:
     """Return the cast's format and its unusual fields, e.g. 'E2M1 (16x16, stochastic)'."""
     if cast is None:
-        return "-"
+        return UNQUANTISED
     has_own_scales, outer = cast.scale == FORMATS[cast.format].scale, cast.outer_scale
     said = {
         "two_dimensional": f"{cast.block_size}x{cast.block_size}",
@@ -164,6 +168,7 @@ def describe_cast(cast: Cast | None) -> str:
         "source": "from the forward's cast",
         "mask_clipped": "gradients masked",
         "headroom": f"headroom {cast.headroom:.4g}",
+        "pad": "padded",
         "candidates": f"candidates {', '.join(f'{factor:g}' for factor in cast.candidates)}",
         "block_size": "" if cast.two_dimensional or cast.scale == "none" else f"blocks of {cast.block_size}",
         "statistic": f"range by {cast.statistic}",

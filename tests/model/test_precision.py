@@ -93,6 +93,17 @@ def test_the_plan_as_applied_is_described_by_operand():
     ]
 
 
+@each(
+    ("row", "gemms"),
+    [
+        ("mxfp8_backward_only", "forward unquantised, dgrad E4M3 x E4M3, wgrad E4M3 x E4M3"),
+        ("mxfp8_bf16_act_fwd", "forward unquantised x E4M3, dgrad E4M3 x E4M3, wgrad E4M3 x unquantised"),
+    ],
+)
+def test_the_description_says_which_operands_are_not_quantised(row, gemms):
+    assert describe(*applied({"layers.*": row})).splitlines()[0] == f"8 linears in {row}: {gemms}"
+
+
 def test_the_description_says_what_is_not_in_the_formats():
     x, dh = "E4M3 (one scale a tensor)", "E5M2 (one scale a tensor)"
     assert describe(*applied({"*.wo": "fp8_tensor"})).splitlines()[1:] == [
@@ -111,6 +122,7 @@ def test_the_description_says_what_is_not_in_the_formats():
         ("block_size", 16, "E2M1 (blocks of 16)"),
         ("pre_round", True, "E2M1 (pre_round True)"),
         ("mask_clipped", True, "E2M1 (gradients masked)"),
+        ("pad", True, "E2M1 (padded)"),
         ("rounding", "stochastic", "E2M1 (stochastic)"),
     ],
 )
