@@ -139,8 +139,9 @@ def tokens(counts: Counts) -> int:
 
 
 def summary(counts: Counts) -> str:
+    """Return the size of the corpus in words, with the part of its tokens that is validated on."""
     total = {key: sum(count[key] for count in counts.values()) for key in counts["train"]}
     return (
         f"{total['documents']:,} documents ({total['duplicates']:,} duplicates dropped), "
-        f"{total['bytes'] / 1e6:,.1f} MB, {total['tokens']:,} tokens"
+        f"{total['bytes'] / 1e6:,.1f} MB, {total['tokens']:,} tokens, {counts['validation']['tokens']:,} for validation"
     )

@@ -13,6 +13,7 @@ from mxstudy.data import corpus
 from mxstudy.data.shards import Shards, prepare
 from mxstudy.reader import ConfigError
 
+BYTES = config.Bytes()
 TEXT = "To be, or not to be, that is the question: \u00e9 "
 SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "english" / "tinyshakespeare.txt.gz"
 
@@ -27,7 +28,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def prepared(data: config.Files, folder: Path) -> Shards:
-    return prepare(data, config.Bytes(), folder / "cache", lambda line: None)
+    return prepare(data, BYTES, folder / "cache", lambda line: None)
 
 
 def text_of(shards: Shards, split: str) -> list[str]:
@@ -46,6 +47,12 @@ def test_one_text_keeps_its_last_characters_for_validation(tmp_path: Path) -> No
     shards = prepared(data, tmp_path)
     assert (text_of(shards, "train"), text_of(shards, "validation")) == ([(TEXT * 10)[:first]], [(TEXT * 10)[first:]])
     assert shards.manifest["splits"]["validation"]["documents"] == 1
+
+
+def test_how_much_is_validated_on_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    prepare(files(write(tmp_path / "book.txt", "a" * 999), validation_fraction=0.1), BYTES, tmp_path, said.append)
+    assert "1,001 tokens, 101 for validation" in said[-1]  # each part ends with a token of its own
 
 
 def test_files_for_validation_are_all_of_it(tmp_path: Path) -> None:

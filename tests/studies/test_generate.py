@@ -123,7 +123,7 @@ def test_a_training_that_writes_is_the_same_training(
     assert texts[["step", "prompt", "tokens"]].to_numpy().tolist() == [
         [step, prompt, 6] for step in (3, 7, 9) for prompt in ("def f(", "")
     ]
-    assert capsys.readouterr().out.count("written after step 7\n--- 6 tokens, as many as asked\ndef f(") == 1
+    assert capsys.readouterr().out.count("written after 8 steps\n--- 6 tokens, as many as asked\ndef f(") == 1
     last = (*ASK, "prompt=def f(", f"checkpoint={run.path}", "max_new_tokens=6")
     run_here(tmp_path, *last)
     (after,) = results.load([tmp_path / "runs" / "generate"], "texts")["text"]

@@ -245,7 +245,7 @@ class PretrainRecorder(Recorder):
         if "texts" in row:
             self.progress.close()
             print(
-                "\n".join([f"written after step {row['step']}", *blocks(Text(**one) for one in row["texts"])]),
+                "\n".join([f"written after {row['step'] + 1} steps", *blocks(Text(**one) for one in row["texts"])]),
                 flush=True,
             )
         if row.get("probe") == CORPORA:
