@@ -38,7 +38,7 @@ def same(one, other):
         assert torch.equal(values, other[name]), name
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @each(("norm", "recipe"), [(n, r) for n in NORMS for r in RECIPES if n[:2] != "mx" or r not in NO_MXNORM])
 def test_no_bit_changes(norm, recipe):
     model = decoder(norm=NORMS[norm], **RECIPES[recipe])
