@@ -329,7 +329,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = model_of(chosen.model)
     model = replace(model, ffn_size=chosen.ffn or model.ffn_size, vocab_size=chosen.vocabulary or model.vocab_size)
     batch_size = chosen.batch or BATCH_SIZES.get(chosen.model, 8)
-    recompute_mlp = chosen.recompute_mlp or math.ceil(model.num_layers * RECOMPUTED)
+    recompute_mlp = chosen.recompute_mlp
+    if recompute_mlp is None:
+        recompute_mlp = math.ceil(model.num_layers * RECOMPUTED)
+    elif recompute_mlp < 1 or not any(ALL_ARMS[name].keeps == "less in MLPs" for name in chosen.arms):
+        parser.error("--recompute-mlp: give at least 1, and an arm that recomputes MLPs with --arms")
     case = Case(model, batch_size, chosen.sequence, not chosen.eager, chosen.device, recompute_mlp)
     runs = build(case, list(dict.fromkeys([BASELINE, *chosen.arms])))
     rows = measure(runs, chosen.seconds)

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, get_args
 
 from mxstudy.config.run import STUDIES
-from mxstudy.help.group_choices import bases_of, groups, said_of
+from mxstudy.help.group_choices import groups, said_of
 from mxstudy.help.meanings import Key, classes, first_sentence, keys, sections
 from mxstudy.reader import ConfigError, suggest, type_hints
+from mxstudy.tracking.choices import given
 
 WIDTH = 110
 NO_DEFAULT = "none: a choice of the group, an experiment or the command gives it"
@@ -69,8 +70,9 @@ def merged(found: Iterable[Place]) -> list[Place]:
 def belongs_to(key: str) -> str:
     """Return the choices of a key's group that have the key, or else the kinds of run; "" if nothing has it."""
     found, group = [place for place in places() if is_at(place.path, key)], key.partition(".")[0]
-    bases = {f"base_{kind}" for place in found if (kind := kind_of(place.cls))}
-    owners = [f"{group}={choice}" for choice in groups().get(group, ()) if bases & {*bases_of(group, choice)}]
+    kinds = {kind_of(place.cls) for place in found}
+    chosen = {choice: (given(group, choice) or {}).get(f"{group}.kind") for choice in groups().get(group, ())}
+    owners = [f"{group}={choice}" for choice, kind in chosen.items() if kind in kinds]
     return " or ".join(owners or sorted({f"study={kind}" for place in found for kind in place.kinds}))
 
 

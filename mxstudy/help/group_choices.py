@@ -8,7 +8,6 @@ from pathlib import Path
 
 from mxstudy.config.conf_folders import CONF, SWEEPS
 
-BASE = re.compile(r"^  - (base_\w+)$", re.MULTILINE)
 NO_SENTENCE = re.compile(r"@package|python -m ")
 
 
@@ -22,11 +21,6 @@ def folders() -> dict[str, Path]:
 def groups() -> dict[str, list[str]]:
     """Return every config group with its choices, without the bases, which a user does not choose."""
     return {group: visible(sorted(path.stem for path in folder.glob("*.yaml"))) for group, folder in folders().items()}
-
-
-def bases_of(group: str, choice: str) -> list[str]:
-    """Return the bases that a choice's file begins with; the name of one is `base_` and a kind of the schema."""
-    return BASE.findall((folders()[group] / f"{choice}.yaml").read_text())
 
 
 def visible(choices: Iterable[str]) -> list[str]:

@@ -320,7 +320,7 @@ def test_compiled_without_a_break_and_without_more_memory(norm, row):
 )
 @pytest.mark.parametrize("compiles", [False, True])
 def test_on_a_gpu_both_ways_are_close(norm, row, compiles):
-    """On a GPU the fused block stays close to the modules.
+    """The fused block stays close to the modules on a GPU.
 
     Kernels sum in another order and have their own exp, so an operand may be rounded to a neighbour.
     """

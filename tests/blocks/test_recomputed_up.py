@@ -57,7 +57,7 @@ def test_an_mlp_without_a_gate(mlp):
 
 
 def saved_bytes(model):
-    """By a forward of all blocks, without the weights."""
+    """Return the bytes that a forward of all blocks saves for the backward, without the weights."""
     parameters, kept = {parameter.data_ptr() for parameter in model.parameters()}, {}
 
     def keep(x):

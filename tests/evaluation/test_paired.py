@@ -10,7 +10,7 @@ from mxstudy.reader import ConfigError
 
 
 def test_mcnemar_counts_what_only_one_of_them_knows() -> None:
-    """Of 9 differing questions, 8 against 1 give twice the tail, (1 + 9) / 2^9."""
+    """A split of 8 against 1 over 9 differing questions gives twice the tail, (1 + 9) / 2^9."""
     ours = [1.0] * 8 + [0.0] + [1.0, 0.0] * 20
     theirs = [0.0] * 8 + [1.0] + [1.0, 0.0] * 20
     assert mcnemar_p([(ours, theirs)]) == pytest.approx(2 * 10 / 2**9)

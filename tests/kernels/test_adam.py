@@ -47,7 +47,7 @@ def test_bits(size, steps):
 
 @pytest.mark.parametrize("gradient", [torch.float32, torch.bfloat16])
 def test_what_it_casts_is_the_new_weight(gradient):
-    """For a replica that is not alive it is the old weight."""
+    """A replica that is not alive keeps its old weight."""
     generator = torch.Generator().manual_seed(0)
     p, g, m = (torch.randn(2, 64, 96, generator=generator) for _ in range(3))
     gemms = config.PRECISIONS["mx_mix"].filled(BlockCast())

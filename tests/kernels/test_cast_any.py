@@ -82,7 +82,7 @@ def test_headroom_below_e8m0_scales(fmt, rule, headroom, axis, rounding):
 
 @every_axis
 def test_headroom_after_a_transform(axis):
-    """As in mxfp4_rht_sr: tiles of 64 over two blocks of 32, scaled by 3/4 and rounded stochastically."""
+    """Cast as mxfp4_rht_sr does: tiles of 64 over two blocks of 32, scaled by 3/4 and rounded stochastically."""
     x, signs = numbers((64, 64), BF16), random_signs(DRAWS, 64)
     cast = OperandCast("E2M1", axis, 32, False, "floor", "stochastic", transform_size=64, headroom=0.75)
     y = hadamard(x, 64, signs, axis=axis)

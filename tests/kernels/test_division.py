@@ -49,7 +49,7 @@ def one_over_kernel(x_ptr, d_ptr, y_ptr, divided_ptr, SIZE: tl.constexpr):
 
 
 def test_what_is_divided_by_one_and_more():
-    """On a GPU a division is approximate. The interpreter rounds both correctly."""
+    """A division is approximate on a GPU. The interpreter rounds both correctly."""
     generator = torch.Generator().manual_seed(0)
     count = 2**14
     x = torch.randn(count, generator=generator) * 100

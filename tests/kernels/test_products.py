@@ -22,7 +22,7 @@ def operands(*stack: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("stack", [(), (1,), (3,)])
 @pytest.mark.parametrize("fills", [True, False])
 def test_both_gradients(stack, fills, monkeypatch):
-    """On a GPU both run in parallel if neither product fills it, and one after the other if both do."""
+    """Both run in parallel if neither product fills a GPU, and one after the other if both do."""
     monkeypatch.setattr(gemms, "TILE", 1 if fills else gemms.TILE)
     dy, x, dy_dgrad, w = operands(*stack)
     dw, dx = linear_gradients(dy, x, dy_dgrad, w)

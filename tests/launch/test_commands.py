@@ -290,7 +290,7 @@ def test_a_refused_launch_leaves_what_was_there(
 def test_the_code_is_digested_once_for_all_jobs(
     tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the thread that starts those which make the run folders; each of them did it anew."""
+    """The code is digested by the thread that starts the others, which make the run folders and did it anew before."""
     digested: list[str] = []
 
     def digests() -> dict[str, str]:
