@@ -305,6 +305,14 @@ FIGURES = (
         script="arm_losses",
         arguments="--of recipe_23m",
     ),
+    comparison(
+        "shakespeare",
+        "a 10M model on one text, in bf16 and MXFP8",
+        TRAINED,
+        *sweep("shakespeare"),
+        "shakespeare",
+        arguments="--baseline precision=bf16",
+    ),
     models("mxfp8_table02_models", "MXFP8 recipe, table 2", RUNS, *ELEMENTS, arguments="--paper mxfp8"),
     *(
         Figure(name, shows, kinds, *sweep(of.sweep), script=script, arguments=f"--of {of.sweep}")
@@ -335,6 +343,7 @@ IMAGES = {  # {image on a page of results/: the figure that it is}
     "olmes_seed1": "zero_shot_seed1",
     "overflow": "instability_fig03_overflow",
     "recipe_23m": "recipe_23m",
+    "shakespeare": "shakespeare",
     "sharpness_at_divergence": "student_sharpness_at_divergence",
     "spike_proxy_histograms": "mxnorm_fig07_histograms",
     "spike_proxy_largest_activations": "mxnorm_fig05_outlier_feature",

@@ -46,6 +46,7 @@ SETTINGS = {  # numbers in a page's sentences that say how something was made or
     "learning_rate_window": ("0.22", "6,500", "7,000", "4,000"),
     "mxnorm_equivalence": ("2.93", "0.026"),
     "olmes": ("2,900",),
+    "shakespeare": ("1.47", "5,000"),
     "spike_proxy": ("30 %", "1,200", "0.4814", "0.4688"),
     "student_figures": ("1 %", "75 %", "0.875", "1,200", "4,800", "8,900", "2,000", "0.5"),
     "student_teacher": ("0.88", "0.22", "3.2", "1,000", "1,500", "2,000", "6,500", "8,500", "9,000"),

@@ -19,6 +19,7 @@ from analysis.pages.loads import DATA, EVALUATION, LAUNCH, PROBES
 from analysis.pages.marks import RESULTS, Parts, rewritten
 from analysis.pages.pilot import DECISION
 from analysis.pages.reliability import CHECKPOINT, MIRROR, SOAK
+from analysis.pages.shakespeare import SHAKESPEARE
 from analysis.pages.spike_proxy import PROXY
 from analysis.pages.stated_lots import LR_PAIRED, RECIPE_23M
 from analysis.pages.student_figures import STUDENT_FIGURES
@@ -44,6 +45,7 @@ PAGES: dict[str, Parts] = {
     "recipe_23m": RECIPE_23M,
     "recipe_ingredients": INGREDIENTS,
     "scaling": SCALING,
+    "shakespeare": SHAKESPEARE,
     "soak": SOAK,
     "spike_proxy": PROXY,
     "student_figures": STUDENT_FIGURES,
