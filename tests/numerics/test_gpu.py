@@ -4,6 +4,7 @@ import pytest
 import torch
 from gemms import linear, tensor_cast
 
+from mxstudy.compat.torch_compiler import keep_roundings
 from mxstudy.config import PRECISIONS
 from mxstudy.config.casts import Cast
 from mxstudy.kernels import native
@@ -167,7 +168,8 @@ def test_the_native_path_compiles(row, monkeypatch):
 )
 @pytest.mark.parametrize("norm", [RMSNorm(64), RMSNorm(64, fold_gain=True), MXNorm(64, p=2.0), PostRoundMXNorm(64)])
 def test_compiled_gradients_are_those_of_eager(norm, row, compute):
-    """In torch 2.11 they were zero. See `to_dtype`."""
+    """In torch 2.11 they were zero. See `to_dtype`. Roundings are kept, as in every training."""
+    keep_roundings()
     torch._dynamo.reset()
     torch.manual_seed(0)
     layers = torch.nn.Sequential(NormLinear(norm, 96, 0.1), MXLinear(96, 64, 0.1)).cuda()
