@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mxstudy.tracking.digest_cache import cached
 from mxstudy.tracking.syntax_digests import DIGITS, file_digests
 
 PACKAGE = Path(__file__).parent.parent
@@ -87,7 +88,7 @@ def code_of(study: str) -> dict[str, Any]:
 @functools.cache
 def _digests() -> dict[str, str]:
     paths = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
-    return digests_of({name: path.read_text() for name, path in paths.items()})
+    return cached({name: path.read_text() for name, path in paths.items()}, digests_of)
 
 
 def digests_of(sources: Mapping[str, str]) -> dict[str, str]:
