@@ -169,7 +169,7 @@ def test_operands(tmp_path: Path) -> None:
     operands.main([*["--rows", "256", "--columns", "128", "--seconds", "0", "--device", "cpu", "--json"], str(path)])
     rows = json.loads(path.read_text())["rows"]
     assert [row["over_copy"] for row in rows if row["operand"] == "copy"] == [1, 1]
-    assert {row["operand"] for row in rows} >= operands.OF_X.keys() | operands.OF_WEIGHT.keys()
+    assert {row["operand"] for row in rows} >= operands.OF_X.keys() | operands.OF_WEIGHT.keys() | {"NVFP4, both"}
 
 
 def test_head_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, library
 
 from mxstudy.kernels.cast_any import cast_any, tiles_of
-from mxstudy.kernels.operand_cast import Groups, OperandCast, check, compiled_cast, incomplete_axis
+from mxstudy.kernels.operand_cast import WARPS, Groups, OperandCast, check, compiled_cast, incomplete_axis
 from mxstudy.kernels.operators import BF16, BLOCK_SIZES, launch, power_of_two_in
 from mxstudy.kernels.packing import pack, unpack
 from mxstudy.reader import require
@@ -51,14 +51,17 @@ def _(x: Tensor, *options: object) -> tuple[Tensor, Tensor]:
 
 
 @_cast_any_both.register_kernel("cuda")
-def launch_both(x: Tensor, outer: Tensor, row: str, column: str) -> tuple[Tensor, Tensor]:
+def launch_both(
+    x: Tensor, outer: Tensor, row: str, column: str, elements: int = TILE_ELEMENTS, warps: int = WARPS
+) -> tuple[Tensor, Tensor]:
+    """Launch the kernel. The result does not depend on the elements and the warps of a tile."""
     from mxstudy.kernels.device.cast_any import cast_any_both_kernel
 
     x, columns = x.contiguous(), x.shape[1]
     casts = unpack(OperandCast, row), unpack(OperandCast, column)
     if any(incomplete_axis(x, cast) is not None for cast in casts):
         return one_after_the_other(x, outer, row, column)
-    tiles = groups_of_both(*casts, columns)
+    tiles = groups_of_both(*casts, columns, elements, warps)
     of_row, of_column = (compiled_cast(cast, columns, groups) for cast, groups in zip(casts, tiles, strict=True))
     results = x.new_empty(x.shape, dtype=BF16), x.new_empty(x.shape, dtype=BF16)
     launch(
@@ -72,8 +75,10 @@ def launch_both(x: Tensor, outer: Tensor, row: str, column: str) -> tuple[Tensor
     return results
 
 
-def groups_of_both(row: OperandCast, column: OperandCast, columns: int) -> tuple[Groups, Groups]:
+def groups_of_both(
+    row: OperandCast, column: OperandCast, columns: int, elements: int = TILE_ELEMENTS, warps: int = WARPS
+) -> tuple[Groups, Groups]:
     """Return the groups of both casts in one tile of x, with whole groups and whole square blocks of both."""
     height = max(column.group, row.block_size if row.square else 1)
-    beside = min(power_of_two_in(columns // row.group), TILE_ELEMENTS // (height * row.group))
-    return Groups(height, beside), Groups(height // column.group, beside * row.group)
+    beside = min(power_of_two_in(columns // row.group), max(1, elements // (height * row.group)))
+    return Groups(height, beside, warps), Groups(height // column.group, beside * row.group, warps)

@@ -90,6 +90,16 @@ def test_both_tiles_are_one_part_of_x(row, column, columns):
     assert of_row.columns * row.group == of_column.columns
 
 
+@each("elements", [16, 512, 2048])
+@each("warps", [1, 8])
+def test_every_tile_has_the_same_bits(elements, warps):
+    x = inputs((64, 192))
+    outer = absmax_any(x, ROW)
+    given = x.to(DEVICE), outer.to(DEVICE), pack(ROW), pack(COLUMN)
+    for one, other in zip(launch_both(*given, elements, warps), launch_both(*given), strict=True):
+        assert_same_bits(one, other)
+
+
 @each("bad", [torch.nan, torch.inf])
 def test_nan_of_the_tensors_scale_is_everywhere(bad):
     x = inputs()
