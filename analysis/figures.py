@@ -43,7 +43,7 @@ OVERFLOW = (*sweep("overflow"), "overflow")
 GRADIENT_BIAS = (*sweep("gradient_bias"), "gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
 DECISIVE = "decisive decisive_2 decisive_3"
-TRAIN_STEPS = "train_step_llama_125m train_step_llama_1b train_step_llama_125m_small train_step_llama_1b_small"
+TRAIN_STEPS = "train_step_h100_llama_125m train_step_h100_llama_1b"
 ZERO_SHOT = (
     ("scores", "samples"),
     "python -m mxstudy +sweep=mxnorm_pretrain && "

@@ -23,6 +23,7 @@ from benchmarks import (
     head_loss,
     inductor,
     operands,
+    parts,
     scaling,
     side_by_side,
     student_teacher,
@@ -61,6 +62,25 @@ def test_student_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert row["of_ceiling"] == pytest.approx(row["study"] / row["ceiling"])
         assert (row["equal_steps"], row["largest_difference"]) == (20, 0)  # on CPU a replica is the student alone
     assert "of_ceiling" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every part is in the JSON, by our kernel or as we call PyTorch, and beside another way if there is one."""
+    words = ["--model", "llama_tiny", "--sequences", "2", "--length", "64", "--seconds", "0.01", "--device", "cpu"]
+    parts.main([*words, "--json", str(tmp_path / "parts.json")])
+    written = json.loads((tmp_path / "parts.json").read_text())
+    of: dict[str, list[str]] = {}
+    for row in written["rows"]:
+        of.setdefault(row["part"], []).append(row["by"])
+        assert row["tb_per_s"] == pytest.approx(row["bytes"] / row["us"] / 1e6)
+        assert row["of_copy"] > 0
+    kernels = [f"{part} backward, {cast}" for part in ("swiglu", "rotary") for cast in ("bf16", "both casts")]
+    weights = {"clip": ["torch's, ours", "one after another"], "adamw": ["fused, ours", "foreach"]}
+    weights["embedding gradient"] = ["torch's, ours"]
+    assert of == {part: ["inductor", "ours"] for part in [*kernels, "rotary forward"]} | weights
+    assert written["settings"] == {"model": "llama_tiny", "tokens": 128, "length": 64, "device": "cpu"}
+    assert "of_copy" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -6,15 +6,16 @@ import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from analysis.figures import FIGURES, IMAGES
 from analysis.ledger.claim import IMPOSSIBLE, NOT_RUN
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
-from analysis.pages import training_speed
+from analysis.pages import marks, mixtures, step_cost, step_parts, step_profile
 from analysis.pages.__main__ import OF_ALL, PAGES, main
-from analysis.pages.marks import PART, RESULTS, benchmark, names, rewritten
+from analysis.pages.marks import PART, RESULTS, names, rewritten
 
 ROOT = Path(__file__).parents[1]
 BY_HAND = {"claims"}  # the ledger has a command of its own
@@ -160,27 +161,87 @@ def test_a_mark_that_is_wrong_is_refused(page: str, said: str) -> None:
     assert rewritten("<!-- from: a -->1<!-- end -->", {"a": lambda: "2"}) == "<!-- from: a -->2<!-- end -->"
 
 
-def test_a_step_beside_its_baseline_and_the_readings_of_its_gpu(tmp_path: Path, monkeypatch) -> None:
-    """The file names its baseline. Those in results/ may be older."""
-    older = json.loads((ROOT / RESULTS / "train_step_llama_125m.json").read_text())
-    (base, *_), read = older["rows"], {"sm_mhz": 1400, "power_w": 690, "temperature_c": 61}
-    readings = {f"{key}_{which}": value for key, value in read.items() for which in ("min", "median", "max")}
-    base = base | {"arm": "bf16, fused"} | readings
-    slower = base | {"arm": "bf16, inductor", "over_bf16": 1.041, "peak_over_bf16": 1.12, "sm_mhz_max": 1980}
-    newer = older | {"rows": [base, slower], "settings": older["settings"] | {"baseline": "bf16, fused"}}
-    (tmp_path / "results").mkdir()
-    for size in training_speed.SIZES:
-        (tmp_path / "results" / f"train_step_{size}.json").write_text(json.dumps(newer))
-    monkeypatch.chdir(tmp_path)
-    benchmark.cache_clear()
-    try:
-        head, _, first, second = training_speed.step_of("llama_125m").splitlines()
-        said = training_speed.of_steps("bf16, inductor", "peak_over_bf16"), training_speed.mfu("llama_1b")
-    finally:
-        benchmark.cache_clear()
+@pytest.fixture
+def a_step(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what a benchmark of llama_125m's step wrote. It is read as a test leaves it."""
+    name = step_profile.name_of("llama_125m", "H100")
+    written = json.loads((ROOT / RESULTS / f"{name}.json").read_text())
+
+    def read(asked: str) -> dict[str, Any]:
+        assert asked == name
+        return written
+
+    for module in (marks, step_cost, step_profile):
+        monkeypatch.setattr(module, "benchmark", read)
+    return written
+
+
+def test_a_step_beside_its_baseline_and_the_readings_of_its_gpu(a_step: dict[str, Any]) -> None:
+    a_step["rows"][1] |= {"over_bf16": 1.041, "over_bf16_spread": 0.02, "sm_mhz_min": 1400, "sm_mhz_max": 1980}
+    head, _, first, second, *_ = step_cost.step_of("llama_125m", "H100").splitlines()
     assert head.count("least / median / largest") == 3
     assert "| bf16, in the same kernels | " in first
     assert first.count("| 1 |") == 2
-    assert " 1.041 +- " in second
-    assert "1400 / 1400 / 1980" in second
-    assert said == ("1.12 to 1.12", f"{base['mfu']:.3f}")
+    assert " 1.041 +- 0.020 |" in second
+    assert "| 1400 / 1620 / 1980 |" in second
+
+
+def test_a_median_decides_whether_a_limit_is_met(a_step: dict[str, Any]) -> None:
+    (base, *_), limits = a_step["rows"], {one.said: one for one in step_cost.LIMITS}
+    mfu, time = limits["MFU of bf16, llama_125m"], limits["MXFP8 with RMSNorm over bf16, llama_125m"]
+    (mxfp8,) = (one for one in a_step["rows"] if one["arm"] == time.arm)
+    for value, is_met in ((0.519, False), (0.521, True)):
+        base["mfu"] = value
+        assert mfu.is_met() is is_met
+    for value, is_met in ((1.031, False), (1.029, True)):
+        mxfp8["over_bf16"] = value
+        assert time.is_met() is is_met
+        assert time.measured("H100").startswith(f"{value} +- ")
+    assert time.measured("H200") == "-"
+
+
+def test_kernels_are_grouped_by_what_they_do(a_step: dict[str, Any]) -> None:
+    """SwiGLU's kernels end as those do that only cast, and names of fused kernels contain other kernels' names."""
+    names = {
+        "activation_backward_cast_both_kernel": "SwiGLU, with casts",
+        "cast_both_kernel": "casts alone",
+        "triton_poi_fused__to_copy_activation_backward_cast_both_clamp_min_lt_mul": "products times tensor scales",
+        "nvjet_sm90_tst_128x192_64x5_2x1_v_bz_coopB_splitK_NTN": "GEMMs",
+        "Memcpy DtoD (Device -> Device)": step_profile.REST,
+    }
+    assert {name: step_profile.group_of(name) for name in names} == names
+    longest = [{"kernel": name, "calls": 1, "ms": 2.0**i} for i, name in enumerate(names)]
+    a_step["settings"]["kernels"]["bf16, fused"] = [*longest, {"kernel": "all", "calls": 9, "ms": 100.0}]
+    of = step_profile.ms_of("llama_125m", "bf16, fused")
+    assert (of["SwiGLU, with casts"], of["GEMMs"], of[step_profile.REST]) == (1, 8, 100 - 15)
+    assert step_profile.kernels_ms("llama_125m", "bf16, fused") == pytest.approx(100)
+
+
+def test_what_a_least_mfu_leaves_to_the_parts_of_a_step(a_step: dict[str, Any]) -> None:
+    """A step of 200 ms with an MFU of 0.26 has to take 100. Beside 20 ms of others, 120 ms have to take 80."""
+    a_step["rows"][0] |= {"step_ms": 200.0, "mfu": 0.26}
+    kernels = (("nvjet", 90.0), ("cudnn", 30.0), ("cross_entropy_kernel", 20.0), ("all", 140.0))
+    a_step["settings"]["kernels"]["bf16, fused"] = [{"kernel": name, "ms": ms} for name, ms in kernels]
+    budget = step_profile.Budget("llama_125m")
+    assert budget.tflop == pytest.approx(0.26 * 989 * 0.2)
+    assert budget.tflop_of_attention == pytest.approx(6 * 8 * 1024 * 4096 * 65536 / 1e12)
+    assert (budget.allowed_ms, budget.busy_ms, budget.rest_ms) == pytest.approx((100, 120, 20))
+    assert budget.speedup == pytest.approx(1.5)
+    assert budget.cells()["MFU if all but GEMMs and attention took no time"] == f"{0.26 * 200 / 120:.3f}"
+
+
+def test_the_bytes_of_a_rotary_embedding(a_step: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways queries and keys, 20 heads, are read and written; the backward reads and writes values, 4 more, too."""
+    monkeypatch.setattr(step_parts, "benchmark", step_profile.benchmark)
+    a_step["settings"] |= {"batch": 1, "sequence": 1000, "copied_bytes_per_s": 1e9}
+    bf16 = 1000 * 8 * 64 * 2 * (20 + 20 + 24 + 24)
+    assert step_parts.rotary_least_ms(1) == f"{bf16 / 1e6:.2f}"
+    assert step_parts.rotary_least_ms(2) == f"{(bf16 + 1000 * 8 * 64 * 2 * 24) / 1e6:.2f}"
+
+
+def test_a_mixture_beside_a_dense_model_whose_step_varies(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"experts, bf16": (200.0, 20.0), "dense, bf16": (100.0, 25.0)}
+    arms = [{"arm": arm, "step_ms": ms, "spread_ms": spread} for arm, (ms, spread) in times.items()]
+    monkeypatch.setattr(marks, "benchmark", lambda _: {"rows": [one | {"mfu_over_dense": 0.5} for one in arms]})
+    assert mixtures.at_least("experts, bf16") == f"{0.5 * 0.75 / 1.1:.2f}"
+    assert mixtures.spreads() == "10 to 25 %"

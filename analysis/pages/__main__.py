@@ -17,14 +17,17 @@ from analysis.pages.language_models import PRETRAIN, SENSITIVITY
 from analysis.pages.learning_rate_window import WINDOW
 from analysis.pages.loads import DATA, EVALUATION, LAUNCH, PROBES
 from analysis.pages.marks import RESULTS, Parts, rewritten
+from analysis.pages.mixtures import MIXTURES
 from analysis.pages.pilot import DECISION
 from analysis.pages.reliability import CHECKPOINT, MIRROR, SOAK
 from analysis.pages.shakespeare import SHAKESPEARE
 from analysis.pages.spike_proxy import PROXY
 from analysis.pages.stated_lots import LR_PAIRED, RECIPE_23M
+from analysis.pages.step_cost import TRAIN_STEP
+from analysis.pages.step_parts import PARTS
 from analysis.pages.student_figures import STUDENT_FIGURES
 from analysis.pages.students import STUDENT_TEACHER
-from analysis.pages.training_speed import INGREDIENTS, SCALING, TRAIN_STEP
+from analysis.pages.training_speed import INGREDIENTS, SCALING
 from analysis.pages.zero_shot import ZERO_SHOT
 
 PAGES: dict[str, Parts] = {
@@ -32,6 +35,7 @@ PAGES: dict[str, Parts] = {
     "checkpoint": CHECKPOINT,
     "data": DATA,
     "evaluation_speed": EVALUATION,
+    "experts": MIXTURES,
     "kernels": KERNELS,
     "launch": LAUNCH,
     "learning_rate_window": WINDOW,
@@ -40,6 +44,7 @@ PAGES: dict[str, Parts] = {
     "mxnorm_equivalence": EQUIVALENCE,
     "mxnorm_pretrain": PRETRAIN,
     "olmes": ZERO_SHOT,
+    "parts": PARTS,
     "prestated": DECISION,
     "probe_overhead": PROBES,
     "recipe_23m": RECIPE_23M,

@@ -1,8 +1,8 @@
 """Cost of a training step in emulated MX formats relative to bf16: time and peak memory, one colour per model.
 
-Time: medians over rounds, with half the interquartile range. Dashed line: the baseline, bf16 in the same kernels, or in
-older files module by module. bf16, inductor: compiled by PyTorch; mxfp8, mxfp4: our kernels; plain: the same arithmetic
-module by module, compiled by PyTorch; torchao: its MXTensor.
+Time: medians over rounds, with half the interquartile range. Dashed line: the baseline, bf16 in the same kernels. bf16,
+inductor: compiled by PyTorch; plain: the same arithmetic module by module, compiled by PyTorch; torchao: its MXTensor;
+others: our kernels.
 
 python -m analysis.recipe.train_step_cost --runs runs/train_step.json
 """
@@ -20,7 +20,6 @@ from analysis.style import TWO_COLUMNS, colors, make_figure, plt
 from mxstudy.results import legend
 
 COSTS = {"over_bf16": "step, over bf16", "peak_over_bf16": "peak memory, over bf16"}
-OLDER_BASELINE = "bf16"  # the baseline of files that name none: module by module
 
 
 def draw(rows: pd.DataFrame) -> Figure:
@@ -29,8 +28,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     `rows` have arm, over_bf16, over_bf16_spread, peak_over_bf16 (None on CPU), setting.model, .ffn, .vocabulary, and
     .baseline, which is an arm's name.
     """
-    baselines = rows.get("setting.baseline", pd.Series(OLDER_BASELINE, rows.index)).fillna(OLDER_BASELINE)
-    arms = [*dict.fromkeys(rows["arm"][rows["arm"] != baselines])]
+    arms = [*dict.fromkeys(rows["arm"][rows["arm"] != rows["setting.baseline"]])]
     models = {
         "{}, FFN {}, vocabulary {:,}".format(*sizes): cases.set_index("arm").reindex(arms)
         for sizes, cases in rows.groupby(["setting.model", "setting.ffn", "setting.vocabulary"], sort=False)

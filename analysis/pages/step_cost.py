@@ -1,0 +1,180 @@
+"""Make the parts of the page about the cost of a training step, from the JSON of benchmarks.train_step."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from analysis.pages.marks import Parts, benchmark, row, rows
+from analysis.pages.step_parts import left_over
+from analysis.pages.step_profile import MODELS, PROFILE, name_of
+from mxstudy.results import markdown
+
+STEPS = {  # {arm of the benchmark: its name on the page}
+    "bf16": "bf16",
+    "bf16, fused": "bf16, in the same kernels",
+    "bf16, inductor": "bf16 as PyTorch compiles it",
+    "bf16, inductor, roundings kept": "the same, roundings kept",
+    "bf16, fused, recomputing MLPs": "bf16, in the same kernels, some MLPs recomputed",
+    "mxfp8, rmsnorm": "MXFP8, RMSNorm",
+    "mxfp8, rmsnorm, recomputing MLPs": "MXFP8, RMSNorm, some MLPs recomputed",
+    "mxfp8, mxnorm_p2": "MXFP8, MXNorm p=2",
+    "mxfp4, rmsnorm": "MXFP4, RMSNorm",
+    "nvfp4, rmsnorm": "NVFP4 with all its parts, RMSNorm",
+    "nvfp4 without random parts, rmsnorm": "NVFP4 without Hadamard transform and stochastic rounding",
+    "torchao, rmsnorm": "torchao's MXTensor, RMSNorm",
+    "sr_rht_2d, rmsnorm": "MXFP8 with all three, RMSNorm",
+}
+READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # readings of the GPU
+CASES = (("llama_1b", "H100"), ("llama_125m", "H100"), ("llama_1b", "H200"))
+RECOMPUTING = ("bf16, fused, recomputing MLPs", "mxfp8, rmsnorm, recomputing MLPs")
+
+
+class Limit(NamedTuple):
+    """A limit of a column of an arm, which was set before it was measured. `at_least`: else the value is at most it."""
+
+    said: str
+    limit: float
+    model: str
+    arm: str
+    column: str
+    at_least: bool = False
+
+    def value(self, gpu: str) -> float:
+        return float(row(name_of(self.model, gpu), arm=self.arm)[self.column])
+
+    def measured(self, gpu: str) -> str:
+        """Return the value, with its spread where it has one, or '-' if it was not measured on this GPU."""
+        if (self.model, gpu) not in CASES or self.arm not in {one["arm"] for one in rows(name_of(self.model, gpu))}:
+            return "-"
+        if self.column == "peak_gib":
+            return f"{self.value(gpu):.1f}"
+        spread = row(name_of(self.model, gpu), arm=self.arm).get(f"{self.column}_spread")
+        return f"{self.value(gpu):.3f}" if spread is None else plus_minus(self.value(gpu), spread, 3)
+
+    def is_met(self) -> bool:
+        value = self.value("H100")
+        return value >= self.limit if self.at_least else value <= self.limit
+
+
+BF16, BF16_SOME, MXFP8, MXFP8_SOME = "bf16, fused", RECOMPUTING[0], "mxfp8, rmsnorm", RECOMPUTING[1]
+NO_RANDOM = "nvfp4 without random parts, rmsnorm"
+LIMITS = (
+    Limit("MXFP8 with RMSNorm over bf16, llama_1b", 1.02, "llama_1b", MXFP8, "over_bf16"),
+    Limit("MXFP8 with MXNorm over bf16, llama_1b", 1.02, "llama_1b", "mxfp8, mxnorm_p2", "over_bf16"),
+    Limit("MXFP8 with RMSNorm over bf16, llama_125m", 1.03, "llama_125m", MXFP8, "over_bf16"),
+    Limit("MXFP8 with MXNorm over bf16, llama_125m", 1.03, "llama_125m", "mxfp8, mxnorm_p2", "over_bf16"),
+    Limit("NVFP4 over MXFP8, llama_125m", 1.35, "llama_125m", "nvfp4, rmsnorm", "over_mxfp8"),
+    Limit("NVFP4 without random parts over MXFP8, llama_125m", 1.10, "llama_125m", NO_RANDOM, "over_mxfp8"),
+    Limit("MFU of bf16, llama_1b", MODELS["llama_1b"].least_mfu, "llama_1b", BF16, "mfu", at_least=True),
+    Limit("MFU of bf16, llama_125m", MODELS["llama_125m"].least_mfu, "llama_125m", BF16, "mfu", at_least=True),
+    Limit("peak memory of bf16, llama_1b, GiB", 40, "llama_1b", BF16, "peak_gib"),
+    Limit("the same, some MLPs recomputed", 40, "llama_1b", BF16_SOME, "peak_gib"),
+    Limit("peak memory of MXFP8, llama_1b, GiB", 40, "llama_1b", MXFP8, "peak_gib"),
+    Limit("the same, some MLPs recomputed", 40, "llama_1b", MXFP8_SOME, "peak_gib"),
+)
+
+
+def limits() -> str:
+    """Return the table of limits. A median decides whether one is met."""
+    cells = [
+        (
+            one.said,
+            f"at {'least' if one.at_least else 'most'} {one.limit:g}",
+            one.measured("H100"),
+            one.measured("H200"),
+            "yes" if one.is_met() else "no",
+        )
+        for one in LIMITS
+    ]
+    return markdown(["what", "limit", "on an H100", "on an H200", "met on the H100"], cells, left=["what", "limit"])
+
+
+def step_of(model: str, gpu: str) -> str:
+    """Return the table of a model on a GPU, with a column for each reading of the GPU."""
+    name = name_of(model, gpu)
+    base = benchmark(name)["settings"]["baseline"]
+    head = f"step of {model} on an {gpu}"
+    places = -3 if model == "llama_125m" else -2
+    cells = []
+    for one in rows(name):
+        is_base = one["arm"] == base
+        cells.append(
+            (
+                STEPS[one["arm"]],
+                plus_minus(one["step_ms"], one["spread_ms"], 1),
+                "1" if is_base else plus_minus(one["over_bf16"], one["over_bf16_spread"], 3),
+                f"{one['peak_gib']:.1f}",
+                "1" if is_base else f"{one['peak_over_bf16']:.3f}",
+                f"{round(one['tokens_per_s'], places):,.0f}",
+                f"{one['mfu']:.3f}",
+                *(" / ".join(f"{one[f'{key}_{which}']:.0f}" for which in ("min", "median", "max")) for key in READINGS),
+            )
+        )
+    columns = [head, "ms, +- half the quartiles' range", "over bf16", "peak, GiB", "over bf16", "tokens/s", "MFU"]
+    return markdown(
+        [*columns, *(f"{said}, least / median / largest" for said in READINGS.values())], cells, left=[head]
+    )
+
+
+def plus_minus(value: float, spread: float, digits: int) -> str:
+    return f"{value:.{digits}f} +- {spread:.{digits}f}"
+
+
+def of_arm(model: str, gpu: str, arm: str, column: str) -> str:
+    """Return a value of an arm. One with a spread has it beside it."""
+    one = row(name_of(model, gpu), arm=arm)
+    spread = one.get(f"{column}_spread")
+    return f"{one[column]:.3f}" if spread is None else plus_minus(one[column], spread, 3)
+
+
+def over_inductor() -> str:
+    """Return torchao's step over that of bf16 as PyTorch compiles it."""
+    torchao, bf16 = (
+        row(name_of("llama_125m", "H100"), arm=arm)["step_ms"] for arm in ("torchao, rmsnorm", "bf16, inductor")
+    )
+    return f"{torchao / bf16:.2f}"
+
+
+def slower(arm: str, column: str) -> str:
+    """Return how much longer than the step of the same arm without recomputing one of llama_1b is, in percent."""
+    return f"{100 * (row(name_of('llama_1b', 'H100'), arm=arm)[column] - 1):.1f} %"
+
+
+def recomputed() -> str:
+    """Return how many MLPs are recomputed."""
+    return f"{row(name_of('llama_1b', 'H100'), arm=RECOMPUTING[0])['recompute_mlp']}"
+
+
+SAID = {  # {name of a part: model, GPU, arm, column}
+    **{
+        f"{arm} over bf16, {model}, {gpu}": (model, gpu, arm, "over_bf16")
+        for model, gpu, arm in (
+            ("llama_1b", "H100", "mxfp8, rmsnorm"),
+            ("llama_1b", "H100", "mxfp8, mxnorm_p2"),
+            ("llama_1b", "H200", "mxfp8, rmsnorm"),
+            ("llama_125m", "H100", "mxfp8, rmsnorm"),
+            ("llama_125m", "H100", "mxfp8, mxnorm_p2"),
+        )
+    },
+    **{
+        f"{arm} over MXFP8, {model}, {gpu}": (model, gpu, arm, "over_mxfp8")
+        for model, gpu, arm in (
+            ("llama_125m", "H100", "nvfp4, rmsnorm"),
+            ("llama_125m", "H100", NO_RANDOM),
+            ("llama_1b", "H100", "nvfp4, rmsnorm"),
+        )
+    },
+    "memory of MXFP8, llama_1b": ("llama_1b", "H100", "mxfp8, rmsnorm", "peak_over_bf16"),
+}
+TRAIN_STEP: Parts = {
+    "limits": limits,
+    **{f"{model} on an {gpu}": partial(step_of, model, gpu) for model, gpu in CASES},
+    **{name: partial(of_arm, *where) for name, where in SAID.items()},
+    "torchao over bf16 as PyTorch compiles it": over_inductor,
+    "MLPs recomputed": recomputed,
+    "saved": left_over,
+    "recomputing, bf16": partial(slower, RECOMPUTING[0], "over_bf16"),
+    "recomputing, MXFP8": partial(slower, RECOMPUTING[1], "over_mxfp8"),
+    **PROFILE,
+}

@@ -1,0 +1,142 @@
+"""Make the parts of the page about what a training step does beside its GEMMs, from the JSON of benchmarks.parts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from analysis.pages.marks import Parts, benchmark, rows
+from analysis.pages.step_profile import ms_of, name_of, step_ms
+from mxstudy.results import markdown
+
+SAID = {  # {part of the benchmark: its name on the page, and the least share of a copy's rate that was wanted}
+    "swiglu backward, bf16": ("SwiGLU, backward, bf16", 0.85),
+    "swiglu backward, both casts": ("SwiGLU, backward, with both casts", 0.85),
+    "rotary forward": ("rotary embedding, forward", None),
+    "rotary backward, bf16": ("rotary embedding, backward, bf16", None),
+    "rotary backward, both casts": ("rotary embedding, backward, with both casts", None),
+    "clip": ("clipping", None),
+    "adamw": ("AdamW", 0.80),
+    "embedding gradient": ("embedding's gradient", None),
+}
+BY = {
+    "ours": "our kernel",
+    "inductor": "PyTorch, compiled",
+    "torch's, ours": "as we call PyTorch",
+    "fused, ours": "PyTorch, fused, as we call it",
+    "foreach": "PyTorch, foreach",
+    "one after another": "PyTorch, tensor by tensor",
+}
+OURS = [by for by in BY if by.endswith("ours")]
+ROTARY = {"heads": 16, "kv_heads": 4, "head_size": 64, "layers": 8}  # of conf/model/llama_125m.yaml
+EMBEDDING = {"vocabulary": 128256, "hidden": 2048}  # of conf/model/llama_1b.yaml
+
+
+def table() -> str:
+    cells = []
+    for one in rows("parts"):
+        said, least = SAID[one["part"]]
+        is_ours = one["by"] in OURS
+        cells.append(
+            (
+                said,
+                BY[one["by"]],
+                f"{one['ms_of_step']:.2f}",
+                f"{one['tb_per_s']:.2f}",
+                f"{one['tb_per_s'] / one['of_copy']:.2f}",
+                f"{100 * one['of_copy']:.0f} %",
+                f"{100 * least:.0f} %" if least and is_ours else "-",
+            )
+        )
+    columns = ["part of a step of llama_1b", "by", "ms", "TB/s", "TB/s of a copy beside it", "share of it", "target"]
+    return markdown(columns, cells, left=columns[:2])
+
+
+def ours(part: str) -> dict[str, float]:
+    (found,) = (one for one in rows("parts") if one["part"] == part and one["by"] in OURS)
+    return dict(found)
+
+
+def share(part: str) -> str:
+    return f"{100 * ours(part)['of_copy']:.0f} %"
+
+
+def copied(part: str) -> float:
+    """Return the TB/s of the copy beside a part."""
+    return ours(part)["tb_per_s"] / ours(part)["of_copy"]
+
+
+def of_the_faster_copy(part: str) -> str:
+    """Return a part's rate over that of the copy beside AdamW."""
+    return f"{100 * ours(part)['tb_per_s'] / copied('adamw'):.0f} %"
+
+
+def rotary_ms(arm: str) -> str:
+    return f"{ms_of('llama_125m', arm)['rotary embedding, with casts']:.2f}"
+
+
+def rotary_least_ms(operands: int) -> str:
+    """Return the ms of the bytes that the rotary embedding of llama_125m must move, at the rate of a copy.
+
+    Forward and backward each read and write what they rotate; the backward also passes on the values' gradient, and
+    writes `operands`.
+    """
+    settings = benchmark(name_of("llama_125m", "H100"))["settings"]
+    turned = ROTARY["head_size"] * (ROTARY["heads"] + ROTARY["kv_heads"])
+    stride = turned + ROTARY["head_size"] * ROTARY["kv_heads"]
+    tokens = settings["batch"] * settings["sequence"] * ROTARY["layers"]
+    moved = tokens * 2 * (2 * turned + (1 + operands) * stride)
+    return f"{1e3 * moved / settings['copied_bytes_per_s']:.2f}"
+
+
+def embedding_gb() -> str:
+    """Return the bytes that the embedding's gradient moves as PyTorch computes it, sorting aside.
+
+    A copy of dx in FP32: 2 bytes are read and 4 written. Zeros for the table. Then each row of that copy is read, and
+    at most as many rows of the table are read and written.
+    """
+    dx, whole = benchmark("parts")["settings"]["tokens"] * EMBEDDING["hidden"], 4 * EMBEDDING["hidden"]
+    return f"{(dx * (2 + 4 + 4 + 8) + whole * EMBEDDING['vocabulary']) / 1e9:.2f}"
+
+
+def embedding_least_ms() -> str:
+    return f"{float(embedding_gb()) / copied('embedding gradient'):.2f}"
+
+
+def of_step(part: str) -> str:
+    return f"{100 * ours(part)['ms_of_step'] / step_ms('llama_1b', 'bf16, fused'):.1f} %"
+
+
+def logits_rate(passes: int) -> float:
+    """Return the TB/s of the cross-entropies of llama_1b, if each goes over the logits so many times."""
+    settings = benchmark(name_of("llama_1b", "H100"))["settings"]
+    whole = settings["batch"] * settings["sequence"] * settings["vocabulary"] * 2
+    return float(passes * whole / ms_of("llama_1b", "bf16, fused")["cross-entropy"] / 1e9)
+
+
+def left_over() -> str:
+    """Return how many ms a bf16 step would save if every part here ran at the rate of a copy."""
+    parts = [ours(part) for part in SAID if not part.endswith("both casts")]
+    return f"{sum(one['ms_of_step'] * max(0.0, 1 - one['of_copy']) for one in parts):.1f}"
+
+
+PARTS: Parts = {
+    "parts": table,
+    "saved": left_over,
+    **{f"share of {part}": partial(share, part) for part in ("swiglu backward, both casts", "adamw", "clip")},
+    "copy beside SwiGLU": lambda: f"{copied('swiglu backward, both casts'):.2f}",
+    "copy beside AdamW": lambda: f"{copied('adamw'):.2f}",
+    "SwiGLU of the faster copy": partial(of_the_faster_copy, "swiglu backward, both casts"),
+    "rotary, bf16": partial(rotary_ms, "bf16, fused"),
+    "rotary, MXFP8": partial(rotary_ms, "mxfp8, rmsnorm"),
+    "rotary at least, bf16": partial(rotary_least_ms, 1),
+    "rotary at least, MXFP8": partial(rotary_least_ms, 2),
+    "embedding": lambda: f"{ours('embedding gradient')['ms_of_step']:.2f}",
+    "embedding of the step": partial(of_step, "embedding gradient"),
+    "embedding's share": partial(share, "embedding gradient"),
+    "embedding's GB": lambda: f"{ours('embedding gradient')['bytes'] / 1e9:.2f}",
+    "embedding's GB in truth": embedding_gb,
+    "embedding at least": embedding_least_ms,
+    "cross-entropy": lambda: f"{ms_of('llama_1b', 'bf16, fused')['cross-entropy']:.2f}",
+    "cross-entropy in two passes": lambda: f"{logits_rate(2):.2f}",
+    "cross-entropy in three passes": lambda: f"{logits_rate(3):.2f}",
+}

@@ -1,0 +1,237 @@
+"""Say where the time of a training step goes: kernels by what they do, and what that leaves to a higher MFU."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from analysis.ledger.measured import PEAK
+from analysis.pages.marks import Parts, benchmark, row, rows
+from mxstudy.results import markdown
+
+# Of kernels whose name contains one of these texts, the first that fits. Kernels of a step that are not among an arm's
+# longest are in REST.
+GROUPS = {
+    "products times tensor scales": ("clamp_min_lt_mul",),
+    "GEMMs": ("nvjet",),
+    "attention": ("cudnn",),
+    "SwiGLU, with casts": ("activation_",),
+    "norms, with casts": ("norm_cast", "norm_backward"),
+    "rotary embedding, with casts": ("heads_cast",),
+    "casts alone": ("cast_one_kernel", "cast_both_kernel", "cast_any"),
+    "largest values, for tensor scales": ("absmax_any",),
+    "cross-entropy": ("cross_entropy",),
+    "AdamW and clipping": ("multi_tensor_apply",),
+}
+REST = "all others"
+ARMS = {
+    "bf16, fused": "bf16",
+    "mxfp8, rmsnorm": "MXFP8",
+    "nvfp4 without random parts, rmsnorm": "NVFP4 without random parts",
+    "nvfp4, rmsnorm": "NVFP4",
+}
+BF16, MXFP8, NO_RANDOM, NVFP4 = ARMS
+ALL_THREE = "sr_rht_2d, rmsnorm"
+BUSY = ("GEMMs", "attention")
+DATA_SHEET_MHZ = 1830  # 989e12 = 132 SMs * 4096 FLOPs a clock * 1830 MHz, the boost clock of NVIDIA's H100 white paper
+
+
+class Model(NamedTuple):
+    """A model's layers and hidden size, as in conf/model, and the MFU in bf16 that it was to reach."""
+
+    layers: int
+    hidden: int
+    least_mfu: float
+
+
+MODELS = {"llama_1b": Model(16, 2048, 0.57), "llama_125m": Model(8, 1024, 0.52)}
+
+
+def name_of(model: str, gpu: str) -> str:
+    return f"train_step_{gpu.lower()}_{model}"
+
+
+def group_of(kernel: str) -> str:
+    return next((group for group, texts in GROUPS.items() if any(text in kernel for text in texts)), REST)
+
+
+def ms_of(model: str, arm: str) -> dict[str, float]:
+    """Return the milliseconds of each group of kernels in a step on an H100."""
+    *longest, whole = benchmark(name_of(model, "H100"))["settings"]["kernels"][arm]
+    found = dict.fromkeys((*GROUPS, REST), 0.0)
+    for one in longest:
+        found[group_of(one["kernel"])] += one["ms"]
+    found[REST] += whole["ms"] - sum(one["ms"] for one in longest)
+    return found
+
+
+def kernels_ms(model: str, arm: str) -> float:
+    return sum(ms_of(model, arm).values())
+
+
+def step_ms(model: str, arm: str) -> float:
+    return float(row(name_of(model, "H100"), arm=arm)["step_ms"])
+
+
+def profile(model: str) -> str:
+    """Return the table of a model: a row for each group, a column for each arm."""
+    of = {arm: ms_of(model, arm) for arm in ARMS}
+    order = [*BUSY, *(group for group in GROUPS if group not in BUSY), REST]
+    cells = [(group, *(f"{of[arm][group]:.1f}" if of[arm][group] else "-" for arm in ARMS)) for group in order]
+    cells.append(("all kernels", *(f"{kernels_ms(model, arm):.1f}" for arm in ARMS)))
+    cells.append(("the step, as timed", *(f"{step_ms(model, arm):.1f}" for arm in ARMS)))
+    head = f"ms of a step of {model} on an H100"
+    return markdown([head, *ARMS.values()], cells, left=[head])
+
+
+class Budget(NamedTuple):
+    """What a bf16 step of a model does, in TFLOP and ms, and what its least MFU leaves to each part of it."""
+
+    model: str
+
+    @property
+    def of_row(self) -> dict[str, float]:
+        return row(name_of(self.model, "H100"), arm=BF16)
+
+    @property
+    def tflop(self) -> float:
+        """Return the FLOPs that count: 6 for each matmul parameter and token, and causal attention."""
+        return self.of_row["mfu"] * PEAK / 1e12 * self.of_row["step_ms"] / 1e3
+
+    @property
+    def tflop_of_attention(self) -> float:
+        settings, (layers, hidden, _) = benchmark(name_of(self.model, "H100"))["settings"], MODELS[self.model]
+        return float(6 * layers * hidden * settings["batch"] * settings["sequence"] ** 2 / 1e12)
+
+    @property
+    def busy_ms(self) -> float:
+        return sum(ms_of(self.model, BF16)[group] for group in BUSY)
+
+    @property
+    def rest_ms(self) -> float:
+        return kernels_ms(self.model, BF16) - self.busy_ms
+
+    @property
+    def least_mfu(self) -> float:
+        return MODELS[self.model].least_mfu
+
+    @property
+    def allowed_ms(self) -> float:
+        return self.of_row["step_ms"] * self.of_row["mfu"] / self.least_mfu
+
+    @property
+    def speedup(self) -> float:
+        """Return how much faster GEMMs and attention must be if all other kernels stay as they are."""
+        return self.busy_ms / (self.allowed_ms - self.rest_ms)
+
+    def mfu_in(self, ms: float) -> float:
+        return self.tflop / (ms / 1e3) / (PEAK / 1e12)
+
+    def cells(self) -> dict[str, str]:
+        gemms, attention = (ms_of(self.model, BF16)[group] for group in BUSY)
+        rates = {
+            "GEMMs": (self.tflop - self.tflop_of_attention) / gemms * 1e3,
+            "attention": self.tflop_of_attention / attention * 1e3,
+        }
+        mhz = self.of_row["sm_mhz_median"]
+        peak = PEAK / 1e12
+        return {
+            "FLOPs that count, 10^12: GEMMs, attention": (
+                f"{self.tflop - self.tflop_of_attention:.1f}, {self.tflop_of_attention:.1f}"
+            ),
+            "rate of the GEMMs' kernels, TFLOP/s, and over 989": f"{rates['GEMMs']:.0f}, {rates['GEMMs'] / peak:.2f}",
+            "rate of the attention's kernels, TFLOP/s, and over 989": (
+                f"{rates['attention']:.0f}, {rates['attention'] / peak:.2f}"
+            ),
+            "MFU as measured": f"{self.of_row['mfu']:.3f}",
+            "MFU if a step took as long as its kernels": f"{self.mfu_in(self.busy_ms + self.rest_ms):.3f}",
+            "MFU if all but GEMMs and attention took no time": f"{self.mfu_in(self.busy_ms):.3f}",
+            "MFU to be reached": f"{self.least_mfu:g}",
+            "ms that this leaves to all but GEMMs and attention": f"{self.allowed_ms - self.busy_ms:.1f}",
+            "ms that their kernels take": f"{self.rest_ms:.1f}",
+            "GEMMs and attention would have to be faster": f"{self.speedup:.2f} times",
+            "SM clock while the step was timed, MHz, median": f"{mhz:.0f}",
+            "peak rate at this clock, TFLOP/s": f"{peak * mhz / DATA_SHEET_MHZ:.0f}",
+            "MFU relative to this rate": f"{self.of_row['mfu'] * DATA_SHEET_MHZ / mhz:.3f}",
+            "clock at which they would be so much faster, MHz": f"{mhz * self.speedup:.0f}",
+        }
+
+
+def budgets() -> str:
+    of = [Budget(model).cells() for model in MODELS]
+    head = "bf16 on an H100"
+    return markdown([head, *MODELS], [(said, *(one[said] for one in of)) for said in of[0]], left=[head])
+
+
+def kernels_over(model: str, arm: str, base: str) -> str:
+    return f"{kernels_ms(model, arm) / kernels_ms(model, base):.3f}"
+
+
+def waits(model: str, arm: str) -> str:
+    return f"{step_ms(model, arm) - kernels_ms(model, arm):.0f}"
+
+
+def median_mhz(arm: str) -> str:
+    return f"{row(name_of('llama_1b', 'H100'), arm=arm)['sm_mhz_median']:.0f}"
+
+
+def gemms(model: str, arm: str) -> str:
+    return f"{ms_of(model, arm)['GEMMs']:.0f}"
+
+
+def of_settings(model: str, name: str, unit: float, form: str) -> str:
+    return f"{benchmark(name_of(model, 'H100'))['settings'][name] / unit:{form}}"
+
+
+def scaling_passes(arm: str) -> float:
+    of = ms_of("llama_125m", arm)
+    return of["products times tensor scales"] + of["largest values, for tensor scales"]
+
+
+def casts(arm: str) -> float:
+    """Return the ms of all casts of a step of llama_125m: kernels that only cast, and what they add to the others.
+
+    The kernels of SwiGLU and rotary embedding take as long in NVFP4 as in bf16, without casts.
+    """
+    of, without = (ms_of("llama_125m", one) for one in (arm, BF16))
+    within = ("SwiGLU, with casts", "rotary embedding, with casts")
+    return of["casts alone"] + sum(of[group] - without[group] for group in within)
+
+
+def allowed() -> str:
+    """Return by how many ms a step of NVFP4 without its random parts may be longer than one of MXFP8."""
+    return f"{0.10 * step_ms('llama_125m', MXFP8):.0f}"
+
+
+def rounds() -> str:
+    """Return the rounds of all arms on the H100."""
+    (count,) = {one["rounds"] for model in MODELS for one in rows(name_of(model, "H100"))}
+    return f"{count}"
+
+
+PROFILE: Parts = {
+    **{f"profile of {model}": partial(profile, model) for model in MODELS},
+    "budgets": budgets,
+    "copy": partial(of_settings, "llama_125m", "copied_bytes_per_s", 1e12, ".2f"),
+    **{f"floor of {model}": partial(of_settings, model, "floor_over_bf16", 1, ".3f") for model in MODELS},
+    **{f"kernels of MXFP8 over bf16, {model}": partial(kernels_over, model, MXFP8, BF16) for model in MODELS},
+    **{
+        f"kernels of {said} over MXFP8": partial(kernels_over, "llama_125m", arm, MXFP8)
+        for said, arm in (("NVFP4", NVFP4), ("NVFP4 without random parts", NO_RANDOM), ("all three", ALL_THREE))
+    },
+    **{
+        f"GEMMs of {model} in {said}": partial(gemms, model, arm)
+        for model in MODELS
+        for said, arm in (("bf16", BF16), ("MXFP8", MXFP8))
+    },
+    **{f"clock of {said}": partial(median_mhz, arm) for said, arm in (("bf16", BF16), ("MXFP8", MXFP8))},
+    "NVFP4's passes for scales": lambda: f"{scaling_passes(NO_RANDOM):.0f}",
+    "NVFP4's casts": lambda: f"{casts(NO_RANDOM):.0f}",
+    "MXFP8's casts": lambda: f"{casts(MXFP8):.0f}",
+    "ms allowed to NVFP4": allowed,
+    **{
+        f"ms without a kernel, {said}": partial(waits, "llama_125m", arm)
+        for said, arm in (("bf16", BF16), ("NVFP4", NVFP4), ("all three", ALL_THREE))
+    },
+    "rounds": rounds,
+}
