@@ -1,9 +1,10 @@
 """Time the parts of a training step that are no GEMM, with their share of a copy's bandwidth in the same run.
 
 swiglu backward, rotary forward and backward: a layer's, in bf16 and with both casts to E4M3, by our kernels and by
-Inductor with its own settings for the same operations. --tiles adds our kernels' other tiles. clip, adamw, embedding
-gradient: the whole model's, as the step computes them, beside the alternatives that torch has. bytes: the least that a
-part must read and write. of_copy: their rate divided by that of a copy. ms_of_step: the time in all layers together.
+Inductor with its own settings for the same operations. cross-entropy: that of a chunk of logits with their gradient,
+likewise. --tiles adds our kernels' other tiles. clip, adamw, embedding gradient: the whole model's, as the step
+computes them, beside the alternatives that torch has. bytes: the least that a part must read and write. of_copy: their
+rate divided by that of a copy. ms_of_step: the time in all layers, or all chunks, together.
 
 python -m benchmarks.parts [--model llama_1b] [--parts swiglu rotary] [--tiles] [--json PATH]
 """
@@ -27,11 +28,15 @@ from benchmarks.scaling import LLAMAS, model_of
 from benchmarks.timing import Calls, microseconds, once_us
 from benchmarks.train_step import BATCH_SIZES
 from mxstudy import config
+from mxstudy.blocks.linear_cross_entropy import tokens_at_once
+from mxstudy.config.casts import Gemms
 from mxstudy.kernels import activation, heads
+from mxstudy.kernels.cross_entropy import cross_entropy_, launch_cuda
 from mxstudy.kernels.operators import BF16, UNREAD, Tile, checked_casts, operand
 from mxstudy.kernels.packing import pack
 from mxstudy.model.decoder import Decoder
 from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.gemms import Linear
 from mxstudy.numerics.rotary import rotate, rotate_back
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.runtime import resolve_device
@@ -44,7 +49,9 @@ TILES = {
     "swiglu both casts": [Tile(32, 32, 1), Tile(32, 32, 2), Tile(32, 64, 2), Tile(32, 64, 4)],
     "rotary bf16": [Tile(32, 32, 4), Tile(64, 32, 4), Tile(16, 32, 2)],
     "rotary both casts": [Tile(32, 32, 1), Tile(32, 32, 2), Tile(32, 32, 4)],
+    "cross-entropy": [Tile(1, 8192, 8), Tile(1, 8192, 16), Tile(1, 16384, 32), Tile(1, 32768, 32)],
 }
+PARTS = ("swiglu", "rotary", "cross-entropy", "weights")
 REPEATS = 4  # calls between two events, so that the host is ahead of the GPU
 ROUNDS = 9
 SWIGLU = activation.Rounded("silu", True, True, True)
@@ -127,6 +134,25 @@ def rotary(model: config.Decoder, tokens: int, device: torch.device, tiles: bool
         yield Part(
             f"rotary backward, {name}", x, moved, beside(backward, ours, tiles, f"rotary {name}"), model.num_layers
         )
+
+
+def cross_entropy(model: config.Decoder, tokens: int, device: torch.device, tiles: bool) -> Iterator[Part]:
+    """Yield the cross-entropies of as many logits as are in memory at once; their gradient takes the logits' place."""
+    columns = model.vocab_size
+    rows = tokens_at_once(Linear(Gemms()), tokens, columns)
+    x = torch.randn(rows, columns, device=device).to(BF16)
+    targets = torch.randint(columns, (rows,), device=device)
+
+    def composed(x: Tensor) -> tuple[Tensor, Tensor]:
+        log_p = x.float().log_softmax(-1)
+        of_target = torch.arange(columns, device=device) == targets[:, None]
+        return -log_p.gather(-1, targets[:, None]), (log_p.exp() - of_target.float()).to(BF16)
+
+    def ours(x: Tensor, **tile: Tile) -> Tensor:
+        return (launch_cuda if tile else cross_entropy_)(x, targets, 1.0, **tile)
+
+    calls = beside(composed, ours, tiles, "cross-entropy")
+    yield Part("cross-entropy", x, 2 * x.nbytes, calls, -(-tokens // rows))
 
 
 def beside(composed: Callable[[Tensor], object], ours: Callable[..., object], tiles: bool, which: str) -> Calls:
@@ -213,9 +239,7 @@ def rows_of_weights(part: Part, copied: Tensor) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=LLAMAS, default="llama_1b", metavar="MODEL", help="a file of conf/model")
-    parser.add_argument(
-        "--parts", nargs="+", choices=["swiglu", "rotary", "weights"], default=["swiglu", "rotary", "weights"]
-    )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--sequences", type=int, help="per step; default: as benchmarks.train_step")
     parser.add_argument("--length", type=int, default=4096, help="tokens of a sequence")
     parser.add_argument("--tiles", action="store_true", help="also measure our kernels' other tiles; on a GPU only")
@@ -240,6 +264,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             add(rows_of_kernels(part, chosen.seconds))
     if "rotary" in chosen.parts:
         for part in rotary(model, tokens, device, chosen.tiles, chosen.length):
+            add(rows_of_kernels(part, chosen.seconds))
+    if "cross-entropy" in chosen.parts:
+        for part in cross_entropy(model, tokens, device, chosen.tiles):
             add(rows_of_kernels(part, chosen.seconds))
     if "weights" in chosen.parts:
         copied = torch.zeros(2**28 if device.type == "cuda" else 2**20, device=device)

@@ -14,6 +14,7 @@ SAID = {  # {part of the benchmark: its name on the page, and the least share of
     "rotary forward": ("rotary embedding, forward", None),
     "rotary backward, bf16": ("rotary embedding, backward, bf16", None),
     "rotary backward, both casts": ("rotary embedding, backward, with both casts", None),
+    "cross-entropy": ("cross-entropy and its gradient", None),
     "clip": ("clipping", None),
     "adamw": ("AdamW", 0.80),
     "embedding gradient": ("embedding's gradient", None),
@@ -115,7 +116,7 @@ def logits_rate(passes: int) -> float:
 
 def left_over() -> str:
     """Return how many ms a bf16 step would save if every part here ran at the rate of a copy."""
-    parts = [ours(part) for part in SAID if not part.endswith("both casts")]
+    parts = [one for one in rows("parts") if one["by"] in OURS and not one["part"].endswith("both casts")]
     return f"{sum(one['ms_of_step'] * max(0.0, 1 - one['of_copy']) for one in parts):.1f}"
 
 

@@ -1,7 +1,8 @@
-"""Cross-entropy of rows of logits: a row is read once for its sum and, from the L2 cache, once more for its gradient.
+"""Cross-entropy of rows of logits: a row is read once for its sum and once more, backwards, for its gradient.
 
 A program has a row, WIDTH columns at a time. Its threads keep a maximum and a sum for every GROUP neighbouring columns,
-so that they meet only at the end of the row.
+so that they meet only at the end of the row. The rows of all programs at once do not fit into the L2 cache, but their
+last columns do, so the second reading begins with these.
 """
 
 import triton
@@ -43,8 +44,8 @@ def cross_entropy_kernel(
 
     if WITH_GRADIENT:
         scale = tl.where(is_column, scale, float("nan"))
-        for start in range(0, COLUMNS, WIDTH):
-            there = start + columns
+        for after in range(0, COLUMNS, WIDTH):
+            there = (COLUMNS - 1) // WIDTH * WIDTH - after + columns
             x = tl.load(logits_ptr + there, mask=there < COLUMNS, other=0.0).to(tl.float32)
             gradient = tl.exp(x - log_sum) * scale
             gradient = tl.where(there == target, gradient - scale, gradient)
