@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -22,7 +23,7 @@ from mxstudy.data.tokenizer import ByteTokenizer, load_pretrained
 from mxstudy.evaluation import questions
 from mxstudy.evaluation.generation import check_casts, check_prompts_of
 from mxstudy.model.all_gather import ELSE, Width, check_all_gather
-from mxstudy.model.backends import backends_of
+from mxstudy.model.backends import backends_of, describe_backends
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.fused_block import recompute_mlps
@@ -77,7 +78,12 @@ def check_routing(config: Pretrain) -> None:
 def backends_over(config: Pretrain, ranks: int) -> str | None:
     """Return the blocks' backends over all rows of the precision schedule. Raises ConfigError as `check_model` does."""
     check_starts(config.precision, config.train.steps)
-    return check_model(by_model(config), resolve_device(config.train.device), ranks)
+    return check_model(by_model(config), resolve_device(config.train.device), ranks).backends
+
+
+def backend_notes(config: Pretrain) -> list[str]:
+    """Return a line for each group of blocks that the reference computes, wholly or in part, with the reason."""
+    return check_model(by_model(config), resolve_device(config.train.device), 1).notes
 
 
 def by_model(config: Pretrain) -> Keyed[Pretrain]:
@@ -89,14 +95,22 @@ def by_model(config: Pretrain) -> Keyed[Pretrain]:
     return Keyed(repr((config.model, config.norm, config.precision, train, config.probe.saturation)), config)
 
 
+class Backends(NamedTuple):
+    """The blocks' backends over a precision schedule, and the lines that describe those with a reason."""
+
+    backends: str | None
+    notes: list[str]
+
+
 @functools.cache  # building a model takes 10 ms, and most jobs of a sweep have the same
-def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str | None:
+def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> Backends:
     """Check model, norm, precision and train against each other. Return the blocks' backends over the schedule.
 
     Raises ConfigError.
     """
     config = keyed.value
     backends: list[tuple[int, str | None]] = []
+    notes: list[str] = []
     widths: list[dict[str, Width]] = []
     with torch.device("meta"):
         model = build_model(config)
@@ -121,6 +135,7 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
                 f"in equal blocks, or {ELSE}",
             )
         backends.append((row.from_step, all_backends(backends_of(model).values())))
+        notes += [line for line in describe_backends(model) if line.endswith(")")]
         scaled = next(filter(None, map(scaled_operand, mixtures_of(model).values())), None)
         require(
             scaled is None or config.probe.saturation.every_steps == 0,
@@ -128,7 +143,7 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
             "for each; set it to 0",
         )
         check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
-    return backends_by_step(backends)
+    return Backends(backends_by_step(backends), list(dict.fromkeys(notes)))
 
 
 @functools.cache  # a sweep has many jobs of one tokenizer
