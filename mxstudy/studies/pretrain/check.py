@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -29,12 +31,13 @@ from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.fused_block import recompute_mlps
 from mxstudy.model.moe import mixtures_of, scaled_operand
 from mxstudy.model.precision import DTYPES, apply_precision, check_starts, check_tokens
-from mxstudy.reader import require
+from mxstudy.reader import ConfigError, require
 from mxstudy.studies.folders import check_folder
 from mxstudy.studies.protocol import Keyed
 from mxstudy.tracking.mixed_backends import all_backends, backends_by_step
 from mxstudy.train.runtime import is_planned, resolve_device
 
+UNDIVIDED = r"model\.hidden_size: (\d+) does not divide into blocks of (\d+)"  # what model/norm.py raises
 # Config sections whose code runs the model on one rank, for which it needs unsharded weights.
 WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation", "sample")
 
@@ -86,6 +89,19 @@ def backend_notes(config: Pretrain) -> list[str]:
     return check_model(by_model(config), resolve_device(config.train.device), 1).notes
 
 
+@contextmanager
+def naming_a_size() -> Iterator[None]:
+    """Add a size that fits to the ConfigError that a norm's blocks do not divide the hidden size."""
+    try:
+        yield
+    except ConfigError as error:
+        if found := re.fullmatch(UNDIVIDED, str(error)):
+            size, block = map(int, found.groups())
+            fits = math.ceil(size / block) * block
+            raise ConfigError(f"{error}, as the norm needs; model.hidden_size={fits} does") from None
+        raise
+
+
 def by_model(config: Pretrain) -> Keyed[Pretrain]:
     """Return the config, keyed by the values that decide model, micro-batch and the result of `check_model`.
 
@@ -112,19 +128,15 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> Bac
     backends: list[tuple[int, str | None]] = []
     notes: list[str] = []
     widths: list[dict[str, Width]] = []
-    with torch.device("meta"):
+    with torch.device("meta"), naming_a_size():
         model = build_model(config)
     share = len(rows_of_rank(config.train, 0, ranks))
     tokens = (config.train.micro_batch_size or share) * config.train.sequence_length
     for row in config.precision.schedule:
-        apply_precision(
-            model,
-            config.precision,
-            row.from_step,
-            config.train.compute,
-            device,
-            compiled=config.train.compile,
-        )
+        with naming_a_size():
+            apply_precision(
+                model, config.precision, row.from_step, config.train.compute, device, compiled=config.train.compile
+            )
         recompute_mlps(model, config.train.recompute_mlp)
         if config.train.all_gather == "mx":
             widths.append(check_all_gather(model, ranks))
