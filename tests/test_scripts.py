@@ -42,6 +42,16 @@ def test_the_figures_are_listed(words: list[str], capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.splitlines() == scripts.names()
 
 
+@pytest.mark.parametrize("words", [["report"], ["figure", "loss_curves", "runs/quick"], ["export", "--runs"]])
+def test_a_script_without_runs_says_in_one_line_how_to_give_them(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        scripts.run(words)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(f"mxstudy {words[0]}.*: error: .*; --runs runs/NAME takes the runs of .*", line)
+
+
 @pytest.mark.integration
 def test_the_version_loads_neither_torch_nor_hydra() -> None:
     said = subprocess.run([sys.executable, "-c", FRESH, "--version"], capture_output=True, text=True, check=True).stdout
