@@ -51,6 +51,30 @@ def test_a_prepared_corpus_that_is_too_short_is_refused_before_there_is_a_run(
 
 
 @each(
+    "texts, held_out, most",
+    [
+        ({"a.txt": "é" * 10_000}, (), 401),  # the last 2 % of one text, and an EOS
+        ({"a.txt": "é" * 10_000, "b.txt": "ü" * 300}, ("b.txt",), 601),
+        ({f"{number}.txt": f"{number} " * 100 for number in range(250, 270)}, (), 802),  # 259 and 265, by their hashes
+    ],
+)
+def test_a_small_text_with_too_little_for_validation_is_refused_though_it_is_not_prepared(
+    texts: dict[str, str], held_out: tuple[str, ...], most: int, tmp_path: Path
+) -> None:
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    paths, kept = (",".join(str(tmp_path / name) for name in names) for names in (texts.keys() - held_out, held_out))
+    words = (*SMALL, "data=text", f"data.paths=[{paths}]", f"data.validation_paths=[{kept}]", "tokenizer=bytes")
+    words += (f"cache_dir={tmp_path}/cache", f"runs_dir={tmp_path}/runs")
+    fits = (most - 1) // 32
+    with pytest.raises(
+        ConfigError, match=f"^validation.sequences: {fits + 1} .* the at most {most} tokens of text for"
+    ):
+        plan([compose_job(*words, f"validation.sequences={fits + 1}")])
+    assert plan([compose_job(*words, f"validation.sequences={fits}")])
+
+
+@each(
     "asked, block, fits",
     [
         (["model.hidden_size=48", "precision=mxfp8"], 32, 64),

@@ -19,7 +19,7 @@ from mxstudy.config import Pretrain, blend_of
 from mxstudy.config.data import SMALLEST_BPE
 from mxstudy.data import blends, corpus
 from mxstudy.data.batches import Batches, rows_of_rank
-from mxstudy.data.sampling import Sampling
+from mxstudy.data.sampling import Sampling, apportion
 from mxstudy.data.shards import Shards, open_shards
 from mxstudy.data.tokenizer import ByteTokenizer, load_pretrained
 from mxstudy.evaluation import questions
@@ -37,6 +37,7 @@ from mxstudy.studies.protocol import Keyed
 from mxstudy.tracking.mixed_backends import all_backends, backends_by_step
 from mxstudy.train.runtime import is_planned, resolve_device
 
+READ_BYTES = 2**20  # of text files, which are read when a run is planned, to know how much is kept for validation
 UNDIVIDED = r"model\.hidden_size: (\d+) does not divide into blocks of (\d+)"  # what model/norm.py raises
 # Config sections whose code runs the model on one rank, for which it needs unsharded weights.
 WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation", "sample")
@@ -206,7 +207,7 @@ def prepared(keyed: Keyed[Pretrain], here: Path) -> dict[str, Shards]:
 def check_length(config: Pretrain, shards: Mapping[str, Shards]) -> None:
     """Raise ConfigError if a corpus certainly has too few tokens; `shards`: those of prepared corpora.
 
-    If all corpora are prepared, the check is exact. Else only plain text files have a bound, under a tokenizer that
+    If all corpora are prepared, the check is exact. Else only plain text files have bounds, under a tokenizer that
     makes at most one token of a byte. The number of tokens of any other corpus is known when the run has tokenised it,
     which it does first.
     """
@@ -222,6 +223,14 @@ def check_length(config: Pretrain, shards: Mapping[str, Shards]) -> None:
                 f"data.paths: these files have at most {most:,} tokens, fewer than the {length:,} + 1 of "
                 "train.sequence_length; give more text",
             )
+            share = apportion(sampling_of(config).samples, config.validation.sequences)[name]
+            held_out = most_held_out(one, config.tokenizer)
+            require(
+                held_out > share * length,
+                f"validation.sequences: {share} sequences of {length} tokens are more than the at most {held_out:,} "
+                "tokens of text for validation; ask for fewer, keep more text for it (data.validation_fraction), or "
+                "name some of your files for it (data.validation_paths)",
+            )
 
 
 def most_tokens(data: schemas.Data, chosen: schemas.Tokenizer) -> float:
@@ -229,6 +238,13 @@ def most_tokens(data: schemas.Data, chosen: schemas.Tokenizer) -> float:
     if not isinstance(data, schemas.Files) or data.format != "text" or isinstance(chosen, schemas.Pretrained):
         return math.inf
     return sum(os.path.getsize(name) + 1 for name in corpus.source_of(data).parts)
+
+
+def most_held_out(data: schemas.Data, chosen: schemas.Tokenizer) -> float:
+    """Return the most tokens that validation can be on in local text files of at most READ_BYTES, else infinity."""
+    if most_tokens(data, chosen) > READ_BYTES:
+        return math.inf
+    return sum(len(text.encode()) + 1 for split, text in corpus.unique_documents(data) if split == "validation")
 
 
 def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
