@@ -338,8 +338,12 @@ def find_runs(runs_dir: Path, pattern: str = f"*/{'[0-9a-f]' * NAME_LENGTH}") ->
 
 
 def none_but_rehearsals(runs_dir: Path) -> str:
-    """Return where a folder's rehearsals are, for a message that it has no other runs; "" if it has none either."""
-    return f" but rehearsals, in {runs_dir}/{REHEARSALS}/" if find_runs(runs_dir / REHEARSALS) else ""
+    """Return where a folder's rehearsals are, for a message that it has no other runs; "" if it has none either.
+
+    Those of the experiment runs/NAME are in runs/rehearsals/NAME.
+    """
+    there = {runs_dir / REHEARSALS: "*/*", runs_dir.parent / REHEARSALS / runs_dir.name: "*"}
+    return next((f" but rehearsals, in {path}/" for path, pattern in there.items() if find_runs(path, pattern)), "")
 
 
 def replaced(folder: Path) -> list[Path]:
