@@ -30,8 +30,8 @@ def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
         fitting = ([found for choice in choices if (found := fit(run, key, choice))] for run in runs)
         runs = [found[0] for found in fitting if found]
         if not runs:
-            there = elsewhere(value, runs_dir) if key == "run" else None
-            has_it = f"; runs_dir={there.path.parents[1]} has one" if there else ""
+            other = elsewhere(value, runs_dir) if key == "run" else None
+            has_it = f"; runs_dir={other.path.parents[1]} has one" if other else ""
             raise ConfigError(f"{key}: no run in {runs_dir}/ has {key}={value}{has_it}")
     return runs
 

@@ -34,7 +34,7 @@ class Imported(NamedTuple):
 def file_digests(sources: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each file; a file of docstrings and imports has none. `sources`: by paths below mxstudy/."""
     with _no_garbage():
-        files, found = Files(sources), {}
+        files, found = ParsedFiles(sources), {}
         for file, tree in files.trees.items():
             words = words_of(tree)
             if len(words) > 2:
@@ -47,7 +47,7 @@ def file_digests(sources: Mapping[str, str]) -> dict[str, str]:
 def borrowed(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Return for each file those whose definitions are in its digest, so that it changes with them."""
     with _no_garbage():
-        files = Files(sources)
+        files = ParsedFiles(sources)
         origins = {file: map(files.origin, files.told(file)) for file in files.trees}
         return {file: {found[0] for found in its if found} for file, its in origins.items()}
 
@@ -102,7 +102,7 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from _statements(child)
 
 
-class Files:
+class ParsedFiles:
     """The parsed files of the package, by their paths below mxstudy/, and what they define."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
