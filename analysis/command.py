@@ -1,16 +1,32 @@
-"""Run a script of analysis/ on the runs of one moment, and print one line if it cannot read them."""
+"""Run a script of analysis/ on the runs of one moment; what is wrong with its options or its files is one line."""
 
 from __future__ import annotations
 
+import argparse
 import functools
+import re
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 from mxstudy.results import ConfigError, one_line, one_look
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+NO_RUNS = re.compile(r"required: .*--runs|argument --runs: expected")  # in argparse's messages
+
+
+class Parser(argparse.ArgumentParser):
+    """The options of a script, whose docstring is the first part of --help."""
+
+    def __init__(self, description: str | None) -> None:
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2 after one line on what is wrong. argparse would print the usage first, which --help has."""
+        advice = "; --runs runs/NAME takes the runs of an experiment or a sweep" if NO_RUNS.search(message) else ""
+        self.exit(2, f"{self.prog}: error: {message}{advice}\n")
 
 
 def command(main: Callable[P, R]) -> Callable[P, R]:

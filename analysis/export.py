@@ -11,7 +11,6 @@ python -m analysis.export --runs runs/mxnorm_pretrain --name mxnorm_pretrain [--
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.command import command
+from analysis.command import Parser, command
 from mxstudy import results
 
 CURVES = ("metrics", "fork_metrics")
@@ -55,7 +54,7 @@ RULES = {
 
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     what = "run folders, or folders of them; or the prefix of tables in results/"
     parser.add_argument("--runs", nargs="+", required=True, help=what)
     parser.add_argument("--name", required=True, help="the tables are called NAME_runs.parquet and so on")

@@ -251,7 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     check_baseline(options, chosen, runs)
     others = sorted(set(runs["config.study"]) - {"pretrain"})
     if others:
-        options.error(f"--runs: the report is for training runs only, but there are others ({', '.join(others)})")
+        kinds = " ".join(f"study={kind}" for kind in others)
+        options.error(f"--runs: the report is for training runs only; --without {kinds} leaves out the others")
     runs = in_arms(runs)
     try:
         text = page(runs, drawn(chosen.runs, runs))

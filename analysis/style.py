@@ -21,6 +21,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.command import Parser
 from analysis.units import ended
 from mxstudy import results
 
@@ -88,12 +89,12 @@ def make_figure(
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with --runs, the option of all scripts that read runs."""
-    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = Parser(description)
     runs_option(options, required=True)
     return options
 
 
-class FigureParser(argparse.ArgumentParser):
+class FigureParser(Parser):
     """The options of a figure. Figures of rehearsals go to a folder of their own."""
 
     def parse_args(self, *arguments: Any, **others: Any) -> Any:
@@ -125,7 +126,7 @@ def table_parser(
     name: str, shows: str | None, source: Callable[[argparse.ArgumentParser], None] | None = None
 ) -> argparse.ArgumentParser:
     """Return a parser with the options of every table, which are those of a figure without --format."""
-    options = FigureParser(description=shows, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = FigureParser(shows)
     (source or partial(runs_option, required=True))(options)
     what = {
         "--only": "runs with these choices of groups or values of config keys; of several values of one KEY, any",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 
 from mxstudy import scripts
@@ -28,6 +29,11 @@ def main() -> None:
             cli.main()
     except ConfigError as error:
         sys.exit(str(error))
+    except (
+        BrokenPipeError
+    ):  # who reads the output has enough, as `head` has; the interpreter would complain at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from mxstudy.help.group_choices import groups, visible
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.process_pool import begin_in_processes
 from mxstudy.reader import ConfigError, defaults, key_in, kinds_of, suggest
-from mxstudy.rehearsal import rehearse_data, without_foreign
+from mxstudy.rehearsal import rehearse_data, stand_ins, without_foreign
 from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, as_text, check_shape, check_words
 
 # The bases of each config group: every YAML file of the group starts from one of them.
@@ -353,6 +353,7 @@ def finish(config: DictConfig, choices: dict[str, str], overrides: Sequence[str]
     notes: tuple[str, ...] = ()
     if "debug" in choices:
         notes = rehearse_data(values, overrides)
+        choices = choices | stand_ins(values)
         values = without_foreign(values, schemas.STUDIES.get(study, schemas.Run), rehearsal)
     values |= {"experiment": choices["experiment"]} if "experiment" in choices else {}
     return Composed(tuple(overrides), choices, values, notes)

@@ -43,6 +43,11 @@ def rehearse_data(values: dict[str, Any], overrides: Sequence[str]) -> tuple[str
     return tuple(notes)
 
 
+def stand_ins(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the choice of each group whose whole section is the debug choice's, whatever the experiment has chosen."""
+    return {group: small["kind"] for group, small in values.get(IN_PLACE_OF, {}).items() if values.get(group) == small}
+
+
 def is_own(data: Any) -> bool:
     """Return whether a corpus is local files and names them; a choice of data alone does not."""
     return isinstance(data, dict) and data.get("kind") == "files" and isinstance(data.get("paths"), list)

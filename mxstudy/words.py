@@ -18,6 +18,7 @@ MULTIRUN = {"-m", "--multirun"}
 HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help"}
 VALUED = {"-c", "--cfg", "-i", "--info", "-cd", "--config-dir"}
 OPTIONS = HELP | MULTIRUN | HYDRA_ONLY | VALUED | {"--resolve"}
+COMMANDS = {"help": "--help", "status": "+launch=status", "cancel": "+launch=cancel", "retry": "+launch=retry"}
 SEVERAL = r"\s\+*[\w./]+="  # what no value contains outside of quotes
 SHOWN = 60  # characters of a word in a message
 
@@ -61,7 +62,7 @@ def check_shape(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -
     for word in arguments:
         option = word.partition("=")[0]
         if word.startswith("-"):
-            require(option in OPTIONS, f"{option}: no such option; {suggest(option, sorted(OPTIONS))}")
+            require(option in OPTIONS, f"{option}: no such option; {without_dashes(word, groups)}")
         elif before not in VALUED:
             require(
                 not word.startswith("~"), f"{short(word)}: a key cannot be removed from a config; set it: KEY=VALUE"
@@ -83,10 +84,30 @@ def overrides_in(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def meant(word: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """Return the question whether the user meant a choice but left out its group; '' if no choice has that name."""
+    """Return the question whether the user meant a command, or a group without a choice, or a choice without its group.
+
+    Return '' if there is none of that name.
+    """
+    if word in COMMANDS:
+        return f"; did you mean {COMMANDS[word]}?"
+    if word.lstrip("+") in groups:
+        return f"; did you mean {assigned(word.lstrip('+'))}?"
     found = next((group for group, choices in groups.items() if word in choices), None)
-    plus = "+" if found in STARTS else ""
-    return f"; did you mean {plus}{found}={word}?" if found else ""
+    return f"; did you mean {assigned(found, word)}?" if found else ""
+
+
+def without_dashes(word: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """Return what the user may have meant by an option that there is not: a group, another option, or a key."""
+    option, _, value = word.partition("=")
+    key, near = option.lstrip("-").replace("-", "_"), suggest(option, sorted(OPTIONS))
+    if key in groups:
+        return f"did you mean {assigned(key, value)}?"
+    return near if near.startswith("did you") else f"a key has no dashes: {key}={value or 'VALUE'}"
+
+
+def assigned(group: str, choice: str = "") -> str:
+    """Return GROUP=CHOICE as a command has it, with a plus if the group has no choice without it."""
+    return f"{'+' if group in STARTS else ''}{group}={choice or 'NAME'}"
 
 
 def key_of(line: str) -> str:

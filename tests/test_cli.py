@@ -69,6 +69,12 @@ MISSPELT = [
     ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nods=3"], "hydra.launcher.nods: no such key; did you mean"),
     ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nodes=0"], "hydra.launcher.nodes: must be at least 1, not 0"),
     ([QUICK, "train"], "train: must be GROUP=CHOICE or KEY=VALUE"),
+    (["+experiment", "quickstart"], "+experiment: must be GROUP=CHOICE or KEY=VALUE; did you mean +experiment=NAME?"),
+    (["status"], "status: must be GROUP=CHOICE or KEY=VALUE; did you mean +launch=status?"),
+    (["--experiment=quickstart"], "--experiment: no such option; did you mean +experiment=quickstart?"),
+    ([QUICK, "--debug"], "--debug: no such option; did you mean +debug=NAME?"),
+    ([QUICK, "--dry-run"], "--dry-run: no such option; a key has no dashes: dry_run=VALUE"),
+    ([QUICK, "--hlep"], "--hlep: no such option; did you mean '--help'?"),
 ]
 
 

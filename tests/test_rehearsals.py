@@ -112,6 +112,8 @@ def test_a_rehearsal_has_the_phases_of_the_experiments_blend() -> None:
     assert small.corpora.keys() == whole["corpora"].keys()
     assert set(small.corpora.values()) == {PySource()}
     assert job.notes == ("debug: pysource stands in for each corpus of the blend: pysource, pysource_packages",)
+    read = [job.choices[group] for group in ("data", "tokenizer")]  # by which it is found and named
+    assert read == ["pysource_phases", "bytes"] != [real.choices[group] for group in ("data", "tokenizer")]
 
 
 @pytest.mark.integration

@@ -255,5 +255,5 @@ def test_runs_that_trained_nothing_end_in_a_line(tmp_path: Path, monkeypatch, ca
     )
     with pytest.raises(SystemExit):
         report.main(["--runs", "runs/olmes", "--to", str(tmp_path / "report.html")])
-    assert "there are others (evaluate)" in capsys.readouterr().err
+    assert "training runs only; --without study=evaluate leaves out the others" in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()

@@ -174,6 +174,9 @@ def test_who_has_only_rehearsals_is_told_where_they_are(tmp_path: Path, trained:
     there = f" but rehearsals, in {tmp_path}/rehearsals/"
     with pytest.raises(ConfigError, match=f"^{tmp_path}: has no runs{there}; give a run's folder"):
         folders_of([tmp_path])
+    name = trained.path.parent.name
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/{name}: has no runs{there}{name}/; give a run's folder"):
+        folders_of([tmp_path / name])
     with pytest.raises(ConfigError, match=f"^runs_dir: there are no runs in {tmp_path}/{there}$"):
         select([], tmp_path)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pandas as pd
 from each import each
 from figure_rules import broken
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from mxstudy.results import legend
+from mxstudy.results import draw_arms, legend
+from mxstudy.results.curves import Curves
 from mxstudy.results.panels import SHARED, tokens_text
 
 
@@ -43,6 +46,29 @@ def test_long_names_of_many_arms_leave_room_for_the_panels() -> None:
     legend(figure)
     figure.draw_without_rendering()
     assert min(axes.get_position().height for axes in panels) > 0.1
+    assert broken(figure) == []
+
+
+@each(
+    ("baseline", "beside"),
+    [
+        ("mxfp8 rmsnorm", "minus that of\nmxfp8 rmsnorm, nats"),
+        ("nvfp4 rmsnorm_folded forward_x.outer_scale=bound,pad_blocks=true", "minus the\nbaseline, nats"),
+    ],
+)
+def test_a_long_name_of_the_baseline_is_in_the_legend_and_not_beside_the_lower_panel(
+    baseline: str, beside: str
+) -> None:
+    losses = pd.DataFrame({"seed 0": [3.0, 2.0]}, index=[1000, 2000])
+    arms = [Curves(name, "red", baseline, losses, losses.iloc[:, :0]) for name in (baseline, f"{baseline} p=4")]
+    with rc_context({"font.size": 8}):
+        figure = Figure(figsize=(3.25, 4.2), layout="constrained")
+        _, lower = draw_arms(figure, arms)
+        legend(figure)
+        figure.draw_without_rendering()
+    label, panel = lower.yaxis.label.get_window_extent(), lower.get_window_extent()
+    assert lower.get_ylabel() == beside
+    assert panel.y0 < label.y0 < label.y1 < panel.y1
     assert broken(figure) == []
 
 

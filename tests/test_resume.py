@@ -175,7 +175,7 @@ def test_but_the_jobs_after_it_do_not_start(tmp_path: Path, cache: str) -> None:
     fault = Fault(r'os\.write .*"step": 23, "tokens"', signal.SIGTERM)
     code, said = run(tmp_path, *COMMAND, "seed=0,1", cache, fault=fault)
     assert code == 143, said
-    assert state(tmp_path) == ("finished", "SIGTERM", STEPS)
+    assert state(tmp_path) == ("finished", None, STEPS)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 
 from analysis.figures import FIGURES
 from mxstudy import scripts
+from mxstudy.__main__ import main
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
 
@@ -40,6 +41,30 @@ def test_an_unknown_figure_is_refused() -> None:
 def test_the_figures_are_listed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     scripts.run(words)
     assert capsys.readouterr().out.splitlines() == scripts.names()
+
+
+@pytest.mark.parametrize("words", [["report"], ["figure", "loss_curves", "runs/quick"], ["export", "--runs"]])
+def test_a_script_without_runs_says_in_one_line_how_to_give_them(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        scripts.run(words)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(f"mxstudy {words[0]}.*: error: .*; --runs runs/NAME takes the runs of .*", line)
+
+
+def test_who_reads_only_the_beginning_of_the_output_gets_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_more(words: list[str]) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(scripts, "run", write_more)
+    monkeypatch.setattr(sys, "argv", ["mxstudy", "figure"])
+    with (tmp_path / "output").open("w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(SystemExit, match="1"):
+            main()
 
 
 @pytest.mark.integration

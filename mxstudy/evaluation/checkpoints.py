@@ -18,7 +18,8 @@ from mxstudy.evaluation import hugging_face
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.reader import ConfigError, read, require
-from mxstudy.tracking.folder import CHECKPOINT, RunFolder, named_run
+from mxstudy.tracking.folder import CHECKPOINT, RunFolder
+from mxstudy.tracking.named_runs import named_run
 from mxstudy.train.checkpoint import load_weights, read_about, weight_shapes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -32,7 +33,17 @@ def show(jobs: Sequence[Job], settings: Launcher) -> None:
     rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", "", *columns(sum(gpus.values()), total), ""])
     studies = [(study_of(job.config.study), job.config) for job in todo]
     notes = {note for study, config in studies for note in (study.gpu_hours_are(config), study.recomputation(config))}
-    print("\n".join([*aligned(rows), *([OF_FLOPS] if total.flops else []), *sorted(notes - {""})]), flush=True)
+    of_flops = [OF_FLOPS] if total.flops else []
+    print("\n".join([*aligned(rows), *backend_notes(todo), *of_flops, *sorted(notes - {""})]), flush=True)
+
+
+def backend_notes(jobs: Sequence[Job]) -> list[str]:
+    """Return a line for each reason why blocks do not run on the fastest backend, with the jobs that have it."""
+    of_jobs: dict[str, list[str]] = defaultdict(list)
+    for job in jobs:
+        for note in study_of(job.config.study).backend_notes(job.config):
+            of_jobs[note].append(job.label)
+    return [f"{labels[0] if len(labels) == 1 else f'{len(labels)} jobs'}: {note}" for note, labels in of_jobs.items()]
 
 
 def columns(gpus: int, cost: Cost) -> list[str]:

@@ -19,6 +19,7 @@ from mxstudy.studies import study_of
 from mxstudy.tracking.folder import DONE, RunFolder, RunLocked
 from mxstudy.tracking.mlflow_mirror import mirror_of
 from mxstudy.tracking.mlflow_parent import Summary
+from mxstudy.train.signals import received_signals
 
 LEFT_ALONE = {"running": "another process runs it", "queued": "it waits in a queue"}
 
@@ -39,15 +40,16 @@ def one_after_another(jobs: list[Job]) -> int:
     for number, planned in enumerate(jobs, start=1):
         job = on_first_rank(partial(take, planned, parents, f"[{number}/{len(jobs)}]"))
         is_ours = job.state in ("new", "resume")
-        state = run_one(job) if is_ours else job.state
+        with received_signals() as received:
+            state = run_one(job) if is_ours else job.state
         done.append(replace(job, state=state))
         if not is_ours and state in DONE:
             skipped.append(job)
-        caught = on_first_rank(partial(signal_of, job)) if is_ours and state in DONE else None
-        is_stopped = state == "preempted" or (caught is not None and number < len(jobs))
+        caught = on_first_rank(received.copy) if is_ours and state in DONE else []
+        is_stopped = state == "preempted" or (bool(caught) and number < len(jobs))
         if is_stopped or (world_size() > 1 and is_ours and state not in DONE):  # the other ranks have left
             conclude(done + jobs[number:], {}, parents)
-            return stopped(done[-1], number, len(jobs)) if is_stopped else 1
+            return stopped(done[-1], caught[0] if caught else signal_of(job), number, len(jobs)) if is_stopped else 1
     for job in skipped if is_first() else []:  # not earlier: no training waits for a server that may be silent
         catch_up(job)
     again = any(study_of(job.config.study).shows_again for job in skipped)
@@ -104,14 +106,13 @@ def catch_up(job: Job) -> None:
         say(f"tracking: {behind}; the journal has everything")
 
 
-def signal_of(job: Job) -> signal.Signals | None:
-    """Return the signal that reached the job, perhaps too late to stop it, or None."""
-    reason = RunFolder(job.folder).status().reason or ""
-    return next((s for s in signal.Signals if s.name in reason.split()), None)
+def signal_of(job: Job) -> signal.Signals:
+    """Return the signal that stopped the job."""
+    reason = RunFolder(job.folder).status().reason
+    return next((s for s in signal.Signals if s.name == reason), signal.SIGTERM)
 
 
-def stopped(job: Job, number: int, total: int) -> int:
-    caught = signal_of(job) or signal.SIGTERM
+def stopped(job: Job, caught: signal.Signals, number: int, total: int) -> int:
     where = "after" if job.state in DONE else "from"
     command = "the same command" + (", with stale=rerun in place of rerun=true," if job.config.rerun else "")
     say(f"stopped by {caught.name} in job {number} of {total}; {command} continues {where} {job.folder}")

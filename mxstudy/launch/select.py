@@ -9,7 +9,8 @@ from typing import Any
 
 from mxstudy.launch.ticket import ticket_of
 from mxstudy.reader import ConfigError, flatten, require
-from mxstudy.tracking.folder import NAME_LENGTH, RunFolder, find_runs, is_called, none_but_rehearsals
+from mxstudy.tracking.folder import NAME_LENGTH, RunFolder, find_runs, none_but_rehearsals
+from mxstudy.tracking.named_runs import elsewhere, is_called
 
 
 def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
@@ -28,7 +29,10 @@ def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
                 check_one(choice, [run for run in runs if fit(run, key, choice)])
         fitting = ([found for choice in choices if (found := fit(run, key, choice))] for run in runs)
         runs = [found[0] for found in fitting if found]
-        require(bool(runs), f"{key}: no run in {runs_dir}/ has {key}={value}")
+        if not runs:
+            other = elsewhere(value, runs_dir) if key == "run" else None
+            has_it = f"; runs_dir={other.path.parents[1]} has one" if other else ""
+            raise ConfigError(f"{key}: no run in {runs_dir}/ has {key}={value}{has_it}")
     return runs
 
 

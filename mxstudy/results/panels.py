@@ -13,6 +13,7 @@ from mxstudy.results.curves import Curves, band, draw_arm
 UNITS = {1e12: "T", 1e9: "B", 1e6: "M", 1e3: "K"}
 SHARED = "0.4"  # the grey of a legend's entry for artists of several colours
 PAINTS = ("get_color", "get_facecolor")
+BESIDE = 16  # letters of a baseline's name that fit beside the lower panel
 ENTRY, LETTER, LINE = 0.5, 0.055, 0.15  # inches of a legend's entry without its text, of a letter, and of a line
 
 
@@ -38,11 +39,16 @@ def draw_arms(
             top.plot(raw[arm].alive, color=own.color, linewidth=0.6, alpha=0.25, label="not smoothed")
         draw_arm(top, own.shown(seen), **style)
     for axes in bottom:
-        axes.axhline(0, color="black", linewidth=0.6)
+        zero = axes.axhline(0, color="black", linewidth=0.6)
         for arm, less in apart.items():
             band(axes, less, known[arm].color, **style)
         partners = {others[arm] for arm in apart}
-        axes.set_ylabel(f"minus that of\n{partners.pop() if len(partners) == 1 else 'the baseline'}, nats")
+        name = partners.pop() if len(partners) == 1 else "the baseline"
+        if len(name) <= BESIDE:
+            axes.set_ylabel(f"minus that of\n{name}, nats")
+        else:  # the legend has room for a longer name
+            axes.set_ylabel("minus the\nbaseline, nats")
+            zero.set_label(f"baseline: {name}")
     in_tokens(panels[-1])
     return panels
 

@@ -1,7 +1,7 @@
 """The interface of a kind of run: one class, whose methods are called in the order of their definition here.
 
 plan        check, pinned, identity_key, identity, backends                         no file, no training
-            cost, gpu_hours_are, recomputation                                      for a dry run
+            cost, backend_notes, gpu_hours_are, recomputation                       for a dry run
             watched, check_watched, off_then, asked_otherwise                       what is measured beside the run
 run         run                                                                     writes in the run's folder alone
 afterwards  summarise, tell_others                                                  for all runs of a sweep; for one run
@@ -130,6 +130,10 @@ class Study(ABC, Generic[C]):
     def cost(self, config: C, done: int) -> Cost:
         """Return the cost of the training steps after the first `done`; an empty cost if the run does not train."""
         return Cost()
+
+    def backend_notes(self, config: C) -> list[str]:
+        """Return lines for a dry run: which blocks do not run on the fastest backend, wholly or in part, and why."""
+        return []
 
     def gpu_hours_are(self, config: C) -> str:
         """Return a sentence for a dry run: at which rate `cost` counts GPU hours, or why it has none."""

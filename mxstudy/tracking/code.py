@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mxstudy.tracking.digest_cache import cached
-from mxstudy.tracking.syntax_digests import DIGITS, file_digests
+from mxstudy.tracking.syntax_digests import DIGITS, borrowed, file_digests
 
 PACKAGE = Path(__file__).parent.parent
 BY_COMMIT = Path(__file__).with_name("code_by_commit.json")  # `python tests/code_by_commit.py` writes it
@@ -87,14 +87,27 @@ def code_of(study: str) -> dict[str, Any]:
 
 @functools.cache
 def _digests() -> dict[str, str]:
-    paths = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
-    return cached({name: path.read_text() for name, path in paths.items()}, digests_of)
+    return cached(_sources(), digests_of)
+
+
+@functools.cache
+def _borrowed() -> dict[str, set[str]]:
+    return borrowed(deciding_of(_sources()))
+
+
+def _sources() -> dict[str, str]:
+    return {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def digests_of(sources: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each file that decides numbers of any run; `sources`: by their paths below mxstudy/."""
+    return file_digests(deciding_of(sources))
+
+
+def deciding_of(sources: Mapping[str, str]) -> dict[str, str]:
+    """Return the files among `sources` that decide numbers of any run."""
     kinds = (*DECIDES, "a kind without a row")
-    return file_digests({name: text for name, text in sources.items() if any(decides(name, kind) for kind in kinds)})
+    return {name: text for name, text in sources.items() if any(decides(name, kind) for kind in kinds)}
 
 
 def recorded(files: Mapping[str, str]) -> dict[str, Any]:
@@ -152,7 +165,10 @@ def release(version: Any) -> str | None:
 
 
 def changed_files(about: Mapping[str, Any], study: str) -> str:
-    """Return a piece of a sentence that names the files that changed since a run, as far as they are known."""
+    """Return a piece of a sentence that names the files that changed since a run, as far as they are known.
+
+    Those that have definitions of the others in their digests come last, for the user may not have edited them.
+    """
     own = code_of(study)["code_files"]
     parts = [about, *about.get("resumed", [])]
     names: set[str] = set()
@@ -163,6 +179,11 @@ def changed_files(about: Mapping[str, Any], study: str) -> str:
             return f"files unknown: it recorded commit {str(part.get('commit'))[:DIGITS]}{state} alone"
         gone, new = (Counter(one.values()) - Counter(other.values()) for one, other in ((then, own), (own, then)))
         names |= {name for files, odd in ((then, gone), (own, new)) for name, digest in files.items() if digest in odd}
+    through = {name for name in names if len(names) > 1 and _borrowed().get(name, set()) & names}
+    return listed(names - through) + (f", and with them what imports from them: {listed(through)}" if through else "")
+
+
+def listed(names: Iterable[str]) -> str:
     few = [f"mxstudy/{name}" for name in sorted(names)]
     return ", ".join(few[:LISTED]) + (f" and {len(few) - LISTED} more files" if len(few) > LISTED else "")
 

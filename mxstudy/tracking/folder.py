@@ -37,7 +37,6 @@ C = TypeVar("C", bound=schemas.Run)
 
 STALE_AFTER_S = 60.0
 NAME_LENGTH = 12  # hex digits of the fingerprint in a folder's name
-SHORTEST_PREFIX = 6  # hex digits that suffice to name a run
 REHEARSALS = "rehearsals"  # the folder of their runs and figures, and their experiment in MLflow
 CHECKPOINT = "step_"  # prefix of a checkpoint's name, followed by the step in eight digits
 
@@ -339,8 +338,12 @@ def find_runs(runs_dir: Path, pattern: str = f"*/{'[0-9a-f]' * NAME_LENGTH}") ->
 
 
 def none_but_rehearsals(runs_dir: Path) -> str:
-    """Return where a folder's rehearsals are, for a message that it has no other runs; "" if it has none either."""
-    return f" but rehearsals, in {runs_dir}/{REHEARSALS}/" if find_runs(runs_dir / REHEARSALS) else ""
+    """Return where a folder's rehearsals are, for a message that it has no other runs; "" if it has none either.
+
+    Those of the experiment runs/NAME are in runs/rehearsals/NAME.
+    """
+    there = {runs_dir / REHEARSALS: "*/*", runs_dir.parent / REHEARSALS / runs_dir.name: "*"}
+    return next((f" but rehearsals, in {path}/" for path, pattern in there.items() if find_runs(path, pattern)), "")
 
 
 def replaced(folder: Path) -> list[Path]:
@@ -373,28 +376,3 @@ def find_run(runs_dir: Path, fingerprint_prefix: str) -> RunFolder | None:
     names = sorted({run.path.name for run in found})
     require(len(names) <= 1, f"{fingerprint_prefix}: matches each of {', '.join(names)}; give more digits")
     return max(found, key=lambda run: run.status().started_s, default=None)
-
-
-def named_run(text: str, runs_dir: Path, key: str) -> RunFolder:
-    """Return the run that `text` names by its folder, its fingerprint or a prefix of it, or its MLflow run id.
-
-    Until a rerun has ended, this is the run that it replaces. Raises ConfigError, with the config key `key`, if `text`
-    names no run or several.
-    """
-    if (Path(text) / "status.json").is_file():
-        return RunFolder(Path(text)).with_result()
-    runs = [run for run in find_runs(runs_dir) if is_called(run, text)]
-    others = f"no run in {runs_dir}/ has such a fingerprint or MLflow run id"
-    require(bool(runs), f"{key}: {text!r} is not a run's folder, and {others}")
-    names = sorted({run.status().fingerprint for run in runs})
-    require(len(names) == 1, f"{key}: {text!r} matches each of {', '.join(name[:12] for name in names)}")
-    return max(runs, key=lambda run: run.status().started_s).with_result()
-
-
-def is_called(run: RunFolder, text: str) -> bool:
-    try:
-        status = run.status()
-    except ConfigError:  # an unreadable run does not hide the others
-        return len(text) >= SHORTEST_PREFIX and run.path.name.startswith(text)
-    begins = len(text) >= SHORTEST_PREFIX and status.fingerprint.startswith(text)
-    return begins or status.mlflow_run_id == text

@@ -26,22 +26,30 @@ class Imported(NamedTuple):
     name: str
     own: str
 
+    @property
+    def dotted(self) -> str:
+        return ".".join(filter(None, (self.module, self.name)))
+
 
 def file_digests(sources: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each file; a file of docstrings and imports has none. `sources`: by paths below mxstudy/."""
     with _no_garbage():
-        trees = {name: ast.parse(text) for name, text in sources.items()}
-        definitions = {name: definitions_in(tree) for name, tree in trees.items()}
-        count = Counter(name for own in definitions.values() for name in own)
-        found = {}
-        for file, tree in trees.items():
+        files, found = ParsedFiles(sources), {}
+        for file, tree in files.trees.items():
             words = words_of(tree)
             if len(words) > 2:
-                for one in imports_in(tree):
-                    if one.own != one.name.split(".")[-1] or count[one.name] > 1:
-                        words += [one.own, *meaning(one, trees, definitions)]
+                for one in files.told(file):
+                    words += [one.own, *files.meaning(one)]
                 found[file] = digest_of(words)
     return found
+
+
+def borrowed(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return for each file those whose definitions are in its digest, so that it changes with them."""
+    with _no_garbage():
+        files = ParsedFiles(sources)
+        origins = {file: map(files.origin, files.told(file)) for file in files.trees}
+        return {file: {found[0] for found in its if found} for file, its in origins.items()}
 
 
 def tree_digest(source: str) -> str:
@@ -94,20 +102,34 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from _statements(child)
 
 
-def meaning(
-    one: Imported, trees: Mapping[str, ast.Module], definitions: Mapping[str, Mapping[str, ast.stmt]]
-) -> list[str]:
-    """Return the meaning of an import's name as words: its definition, the whole module, or its own dotted name.
+class ParsedFiles:
+    """The parsed files of the package, by their paths below mxstudy/, and what they define."""
 
-    The last is for code outside these files: other packages, and rooms that decide nothing.
-    """
-    dotted = ".".join(filter(None, (one.module, one.name)))
-    if file := _file_of(dotted, trees):
-        return words_of(trees[file])
-    file = _file_of(one.module, trees)
-    if file and one.name in definitions[file]:
-        return words_of(definitions[file][one.name])
-    return [] if dotted.startswith(f"{ROOT}.") else [dotted]
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self.trees = {name: ast.parse(text) for name, text in sources.items()}
+        self.definitions = {name: definitions_in(tree) for name, tree in self.trees.items()}
+        self.count = Counter(name for own in self.definitions.values() for name in own)
+
+    def told(self, file: str) -> list[Imported]:
+        """Return the imports of a file whose names could mean several things, so that its digest tells which."""
+        imports = imports_in(self.trees[file])
+        return [one for one in imports if one.own != one.name.split(".")[-1] or self.count[one.name] > 1]
+
+    def meaning(self, one: Imported) -> list[str]:
+        """Return the meaning of an import's name as words: its definition, the whole module, or its own dotted name.
+
+        The last is for code outside these files: other packages, and rooms that decide nothing.
+        """
+        if found := self.origin(one):
+            return words_of(found[1])
+        return [] if one.dotted.startswith(f"{ROOT}.") else [one.dotted]
+
+    def origin(self, one: Imported) -> tuple[str, ast.AST] | None:
+        """Return the file that an import's name comes from, and its definition or the whole module; None if no file."""
+        if file := _file_of(one.dotted, self.trees):
+            return file, self.trees[file]
+        file = _file_of(one.module, self.trees)
+        return (file, self.definitions[file][one.name]) if file and one.name in self.definitions[file] else None
 
 
 def _file_of(module: str, files: Mapping[str, Any]) -> str | None:

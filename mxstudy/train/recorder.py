@@ -81,7 +81,6 @@ class Recorder:
         self.progress.close()
         if state == "diverged":
             print(f"diverged: {reason}; everything up to that step is in {self.folder.path}", flush=True)
-        self.folder.update(state=state, reason=reason)
         problem = self.mirror.finish(state, reason) if self.mirror else None
         if problem:
             print(f"tracking: {problem}; the journal has everything", flush=True)
@@ -118,15 +117,12 @@ class Follower:
 def record_end(recorder: Recorder | Follower, folder: RunFolder, state: str, why: str | None, leave: Leave) -> None:
     """Record the run's end; `why`: how it diverged, or None.
 
-    A signal is recorded as a reason too: it ends the sweep, even if it came too late to end the run.
+    A signal is the reason only of a run that it has stopped; `received_signals` has one that came too late.
     """
-    recorder.end(state, reason(why, leave))
-    if leave.signal and is_first():  # it may have come while the mirror was finishing
-        folder.update(reason=reason(why, leave))
-
-
-def reason(why: str | None, leave: Leave) -> str | None:
-    return "; ".join(filter(None, [why, leave.signal.name if leave.signal else None])) or None
+    reason = leave.signal.name if state == "preempted" and leave.signal else why
+    if is_first():
+        folder.update(state=state, reason=reason)
+    recorder.end(state, reason)
 
 
 def finish_and_mirror(config: Run, folder: RunFolder, label: str, tell: Callable[[], str | None] | None = None) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from signal import Signals
 from types import FrameType
 from typing import Any
@@ -12,6 +15,8 @@ import torch
 from mxstudy.distributed import max_over_ranks, world_size
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+
+_received: ContextVar[list[Signals] | None] = ContextVar("received", default=None)
 
 
 class Leave:
@@ -27,6 +32,9 @@ class Leave:
         return self
 
     def __exit__(self, *_: object) -> None:
+        received = _received.get()
+        if self.signal and received is not None:
+            received.append(self.signal)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -47,3 +55,14 @@ class Leave:
         if self.signal == signal.SIGINT == number:
             raise KeyboardInterrupt  # a second Ctrl-C ends the run at once
         self.signal = Signals(number)
+
+
+@contextmanager
+def received_signals() -> Iterator[list[Signals]]:
+    """Collect the signals that trainings in the block receive, perhaps too late to stop them."""
+    received: list[Signals] = []
+    token = _received.set(received)
+    try:
+        yield received
+    finally:
+        _received.reset(token)

@@ -252,7 +252,7 @@ def test_there_is_no_option_for_models_that_are_asked_as_they_were_trained() -> 
 
 
 @pytest.mark.slow
-def test_a_dry_run_says_it_as_well(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_it_as_well_and_why(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (
         "+experiment=quickstart",
         "+debug=tiny",
@@ -261,6 +261,11 @@ def test_a_dry_run_says_it_as_well(here: Path, capsys: pytest.CaptureFixture[str
         "dry_run=true",
     )
     assert call(*words) == (0, "")
-    assert SENTENCE in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert SENTENCE in said
+    why = "3 blocks: reference (forward_x: outer_scale is bound, and it computes none, tensor)"
+    assert [line for line in said.splitlines() if "reference (" in line] == [f"precision=nvfp4_forward_only: {why}"]
     assert call(*words, "precision.backend=reference") == (0, "")
-    assert "different backends" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "different backends" not in said
+    assert "2 jobs: 3 blocks: reference (precision.backend asks for it)" in said

@@ -13,6 +13,7 @@ from fake_study import FakeStudy, seeds
 from mxstudy.launch import inline, parents, worker
 from mxstudy.launch.plan import claim, plan
 from mxstudy.tracking.folder import RunFolder, RunLocked
+from mxstudy.train.signals import Leave
 
 
 def status(runs: Path, seed: int):
@@ -137,7 +138,8 @@ def test_a_signal_ends_the_sequence_and_the_same_command_goes_on(
 
 
 def signalled_too_late(folder: RunFolder) -> str:
-    folder.update(reason="SIGTERM")
+    with Leave():
+        os.kill(os.getpid(), signal.SIGTERM)
     return "finished"
 
 
@@ -149,6 +151,7 @@ def test_a_signal_that_comes_too_late_for_its_job_ends_the_sequence_too(
     assert inline.run_jobs(jobs) == 143
     assert study.ran == ["seed=1"]
     assert study.summarized == []
+    assert status(tmp_path, 1).reason is None
     said = capsys.readouterr().out
     assert f"stopped by SIGTERM in job 1 of 2; the same command continues after {jobs[0].folder}" in said
     assert inline.run_jobs(plan(seeds(tmp_path, 1, 2))) == 0  # nothing is left that it could stop

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ from mxstudy.launch import inline, parents, sweep
 from mxstudy.launch.plan import plan
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Sweep
+from mxstudy.train.signals import Leave
 
 URI = "sqlite:///mlflow.db"
 
@@ -146,7 +149,8 @@ def test_a_server_that_is_away_is_a_line_at_the_start_and_one_at_the_end(
 
 def test_a_sweep_with_jobs_that_never_began_has_not_finished(tmp_path: Path, study: FakeStudy, store: Store) -> None:
     def end_too_late(folder: RunFolder) -> str:
-        folder.update(reason="SIGTERM")
+        with Leave():
+            os.kill(os.getpid(), signal.SIGTERM)
         return "finished"
 
     study.outcomes["seed=1"] = end_too_late

@@ -1,4 +1,4 @@
-"""A corpus that is too short is refused when a run is planned, if it is prepared."""
+"""What can be known to be wrong is refused when a run is planned: a short corpus, a size that blocks do not divide."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from each import each
 
 from mxstudy.config import Pretrain, read_run
 from mxstudy.data import blends
+from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import plan
 from mxstudy.reader import ConfigError
 
@@ -47,6 +48,48 @@ def test_a_prepared_corpus_that_is_too_short_is_refused_before_there_is_a_run(
     with pytest.raises(ConfigError) as caught:
         plan([compose_job(*words, asked)])
     assert line in str(caught.value)
+
+
+@each(
+    "texts, held_out, most",
+    [
+        ({"a.txt": "é" * 10_000}, (), 401),  # the last 2 % of one text, and an EOS
+        ({"a.txt": "é" * 10_000, "b.txt": "ü" * 300}, ("b.txt",), 601),
+        ({f"{number}.txt": f"{number} " * 100 for number in range(250, 270)}, (), 802),  # 259 and 265, by their hashes
+    ],
+)
+def test_a_small_text_with_too_little_for_validation_is_refused_though_it_is_not_prepared(
+    texts: dict[str, str], held_out: tuple[str, ...], most: int, tmp_path: Path
+) -> None:
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    paths, kept = (",".join(str(tmp_path / name) for name in names) for names in (texts.keys() - held_out, held_out))
+    words = (*SMALL, "data=text", f"data.paths=[{paths}]", f"data.validation_paths=[{kept}]", "tokenizer=bytes")
+    words += (f"cache_dir={tmp_path}/cache", f"runs_dir={tmp_path}/runs")
+    fits = (most - 1) // 32
+    with pytest.raises(
+        ConfigError, match=f"^validation.sequences: {fits + 1} .* the at most {most} tokens of text for"
+    ):
+        plan([compose_job(*words, f"validation.sequences={fits + 1}")])
+    assert plan([compose_job(*words, f"validation.sequences={fits}")])
+
+
+@each(
+    "asked, block, fits",
+    [
+        (["model.hidden_size=48", "precision=mxfp8"], 32, 64),
+        (["precision=fp8_blockwise"], 128, 128),
+    ],
+)
+def test_a_size_that_a_norms_blocks_do_not_divide_is_refused_with_one_that_they_do(
+    asked: list[str], block: int, fits: int, words: tuple[str, ...]
+) -> None:
+    def job(*more: str) -> Composed:
+        return compose_job(*words, "norm=mxnorm_p2", "model.ffn_size=128", "train.batch_size=4", *asked, *more)
+
+    with pytest.raises(ConfigError, match=f"blocks of {block}, as the norm needs; model.hidden_size={fits} does$"):
+        plan([job()])
+    assert plan([job(f"model.hidden_size={fits}")])
 
 
 def test_mlps_that_cannot_be_recomputed_are_refused_before_there_is_a_run(words: tuple[str, ...]) -> None:

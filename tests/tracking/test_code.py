@@ -14,6 +14,7 @@ from each import each
 from test_architecture import MODULES, imports, own_imports
 
 from mxstudy.config import STUDIES
+from mxstudy.tracking import code
 from mxstudy.tracking.code import (
     BY_COMMIT,
     DECIDES,
@@ -29,7 +30,7 @@ from mxstudy.tracking.code import (
     different_code,
     recorded,
 )
-from mxstudy.tracking.syntax_digests import file_digests, tree_digest
+from mxstudy.tracking.syntax_digests import borrowed, file_digests, tree_digest
 
 SOURCE = '''"""What it is."""
 
@@ -231,6 +232,19 @@ def test_the_files_that_changed_are_named() -> None:
     moved["numerics/rules.py"] = moved.pop("numerics/scales.py")
     assert changed(today(**recorded(moved)), today()) == []
     assert changed_files({"code_files": {}}, "pretrain").endswith(" more files")
+
+
+def test_files_that_change_with_others_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One names what it imports as two files do, so its digest has the definition, whoever edited that."""
+    sources = {"config/model.py": "Norm = A | B\nSize = int", "model/norm.py": "class Norm:\n    p = 1"}
+    sources["config/run.py"] = "from mxstudy.config.model import Norm, Size\nchosen = Norm"
+    edited = sources | {"config/model.py": "Norm = A | B | C\nSize = int"}
+    then, now = map(file_digests, (sources, edited))
+    assert {name for name in now if now[name] != then[name]} == {"config/model.py", "config/run.py"}
+    monkeypatch.setattr(code, "_borrowed", lambda: borrowed(edited))
+    other = recorded(code_of("pretrain")["code_files"] | {name: then[name] for name in sources})
+    own = "mxstudy/config/model.py, mxstudy/model/norm.py, and with them what imports from them: mxstudy/config/run.py"
+    assert changed(today(**other), today()) == [own]
 
 
 def test_what_recorded_no_code_is_not_today_s() -> None:

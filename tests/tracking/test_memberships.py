@@ -6,8 +6,9 @@ from pathlib import Path
 
 from tracked import FINGERPRINT, make_folder
 
-from mxstudy.tracking.folder import RunFolder, named_run
+from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.memberships import Membership
+from mxstudy.tracking.named_runs import named_run
 
 
 def asked(experiment: str, sweep: str | None = None, label: str = "seed=1") -> Membership:

@@ -11,7 +11,7 @@ from tracked import make_folder
 
 from mxstudy.train import recorder as ending
 from mxstudy.train.recorder import Recorder, finish_and_mirror, record_end
-from mxstudy.train.signals import Leave
+from mxstudy.train.signals import Leave, received_signals
 
 
 class Slow(Recorder):
@@ -21,21 +21,27 @@ class Slow(Recorder):
         self.folder = folder
 
     def end(self, state: str, reason: str | None) -> None:
-        self.folder.update(state=state, reason=reason)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize(
-    ("state", "why", "reason"),
-    [("finished", None, "SIGTERM"), ("diverged", "loss nan at step 7", "loss nan at step 7; SIGTERM")],
-)
-def test_a_signal_while_the_mirror_takes_its_time_is_kept(
-    tmp_path: Path, state: str, why: str | None, reason: str
-) -> None:
+@pytest.mark.parametrize(("state", "why"), [("finished", None), ("diverged", "loss nan at step 7")])
+def test_a_signal_that_comes_too_late_is_no_reason_but_is_known(tmp_path: Path, state: str, why: str | None) -> None:
+    """It comes while the mirror takes its time, or before."""
+    folder = make_folder(tmp_path)
+    folder.update(state="preempted", reason="SIGTERM")
+    with received_signals() as received, Leave() as leave:
+        record_end(Slow(folder), folder, state, why, leave)
+        record_end(Slow(folder), folder, state, why, leave)
+    assert (folder.status().state, folder.status().reason) == (state, why)
+    assert received == [signal.SIGTERM]
+
+
+def test_a_signal_is_the_reason_of_a_run_that_it_stopped(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     with Leave() as leave:
-        record_end(Slow(folder), folder, state, why, leave)
-    assert (folder.status().state, folder.status().reason) == (state, reason)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        record_end(Slow(folder), folder, "preempted", None, leave)
+    assert (folder.status().state, folder.status().reason) == ("preempted", "SIGUSR2")
 
 
 @pytest.mark.parametrize("away", [None, "URI: ConnectionRefusedError"])

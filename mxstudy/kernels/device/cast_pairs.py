@@ -14,7 +14,7 @@ import triton.language as tl
 from mxstudy.kernels.device.pairs import MAGNITUDES, TWICE, larger, sums_up_to
 
 EXPONENTS = tl.constexpr(0x7F807F80)
-INVERSE = tl.constexpr(0x7F00)  # less the bits of 2^k, those of 2^-k
+INVERSE = tl.constexpr(0x7F00)  # minus the bits of 2^k: those of 2^-k
 LEAST_SCALE = tl.constexpr(0x0040)  # 2^-127
 MANTISSA = tl.constexpr(7)
 BINADE = tl.constexpr(128)  # bf16 bit patterns per binade

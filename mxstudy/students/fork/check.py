@@ -12,7 +12,8 @@ from mxstudy.reader import ConfigError, require
 from mxstudy.students.fork.points import PERTURBED
 from mxstudy.students.stack import build_student
 from mxstudy.tracking.columnar_journal import read_columns
-from mxstudy.tracking.folder import RunFolder, named_run
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.named_runs import named_run
 
 
 def parent_of(config: Fork) -> tuple[RunFolder, StudentTeacher]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -16,24 +19,26 @@ from mxstudy.config import Pretrain, blend_of
 from mxstudy.config.data import SMALLEST_BPE
 from mxstudy.data import blends, corpus
 from mxstudy.data.batches import Batches, rows_of_rank
-from mxstudy.data.sampling import Sampling
+from mxstudy.data.sampling import Sampling, apportion
 from mxstudy.data.shards import Shards, open_shards
 from mxstudy.data.tokenizer import ByteTokenizer, load_pretrained
 from mxstudy.evaluation import questions
 from mxstudy.evaluation.generation import check_casts, check_prompts_of
 from mxstudy.model.all_gather import ELSE, Width, check_all_gather
-from mxstudy.model.backends import backends_of
+from mxstudy.model.backends import backends_of, describe_backends
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.fused_block import recompute_mlps
 from mxstudy.model.moe import mixtures_of, scaled_operand
 from mxstudy.model.precision import DTYPES, apply_precision, check_starts, check_tokens
-from mxstudy.reader import require
+from mxstudy.reader import ConfigError, require
 from mxstudy.studies.folders import check_folder
 from mxstudy.studies.protocol import Keyed
 from mxstudy.tracking.mixed_backends import all_backends, backends_by_step
 from mxstudy.train.runtime import is_planned, resolve_device
 
+READ_BYTES = 2**20  # of text files, which are read when a run is planned, to know how much is kept for validation
+UNDIVIDED = r"model\.hidden_size: (\d+) does not divide into blocks of (\d+)"  # what model/norm.py raises
 # Config sections whose code runs the model on one rank, for which it needs unsharded weights.
 WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation", "sample")
 
@@ -77,7 +82,25 @@ def check_routing(config: Pretrain) -> None:
 def backends_over(config: Pretrain, ranks: int) -> str | None:
     """Return the blocks' backends over all rows of the precision schedule. Raises ConfigError as `check_model` does."""
     check_starts(config.precision, config.train.steps)
-    return check_model(by_model(config), resolve_device(config.train.device), ranks)
+    return check_model(by_model(config), resolve_device(config.train.device), ranks).backends
+
+
+def backend_notes(config: Pretrain) -> list[str]:
+    """Return a line for each group of blocks that the reference computes, wholly or in part, with the reason."""
+    return check_model(by_model(config), resolve_device(config.train.device), 1).notes
+
+
+@contextmanager
+def naming_a_size() -> Iterator[None]:
+    """Add a size that fits to the ConfigError that a norm's blocks do not divide the hidden size."""
+    try:
+        yield
+    except ConfigError as error:
+        if found := re.fullmatch(UNDIVIDED, str(error)):
+            size, block = map(int, found.groups())
+            fits = math.ceil(size / block) * block
+            raise ConfigError(f"{error}, as the norm needs; model.hidden_size={fits} does") from None
+        raise
 
 
 def by_model(config: Pretrain) -> Keyed[Pretrain]:
@@ -89,28 +112,32 @@ def by_model(config: Pretrain) -> Keyed[Pretrain]:
     return Keyed(repr((config.model, config.norm, config.precision, train, config.probe.saturation)), config)
 
 
+class Backends(NamedTuple):
+    """The blocks' backends over a precision schedule, and the lines that describe those with a reason."""
+
+    backends: str | None
+    notes: list[str]
+
+
 @functools.cache  # building a model takes 10 ms, and most jobs of a sweep have the same
-def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str | None:
+def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> Backends:
     """Check model, norm, precision and train against each other. Return the blocks' backends over the schedule.
 
     Raises ConfigError.
     """
     config = keyed.value
     backends: list[tuple[int, str | None]] = []
+    notes: list[str] = []
     widths: list[dict[str, Width]] = []
-    with torch.device("meta"):
+    with torch.device("meta"), naming_a_size():
         model = build_model(config)
     share = len(rows_of_rank(config.train, 0, ranks))
     tokens = (config.train.micro_batch_size or share) * config.train.sequence_length
     for row in config.precision.schedule:
-        apply_precision(
-            model,
-            config.precision,
-            row.from_step,
-            config.train.compute,
-            device,
-            compiled=config.train.compile,
-        )
+        with naming_a_size():
+            apply_precision(
+                model, config.precision, row.from_step, config.train.compute, device, compiled=config.train.compile
+            )
         recompute_mlps(model, config.train.recompute_mlp)
         if config.train.all_gather == "mx":
             widths.append(check_all_gather(model, ranks))
@@ -121,6 +148,7 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
                 f"in equal blocks, or {ELSE}",
             )
         backends.append((row.from_step, all_backends(backends_of(model).values())))
+        notes += [line for line in describe_backends(model) if line.endswith(")")]
         scaled = next(filter(None, map(scaled_operand, mixtures_of(model).values())), None)
         require(
             scaled is None or config.probe.saturation.every_steps == 0,
@@ -128,7 +156,7 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
             "for each; set it to 0",
         )
         check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
-    return backends_by_step(backends)
+    return Backends(backends_by_step(backends), list(dict.fromkeys(notes)))
 
 
 @functools.cache  # a sweep has many jobs of one tokenizer
@@ -179,7 +207,7 @@ def prepared(keyed: Keyed[Pretrain], here: Path) -> dict[str, Shards]:
 def check_length(config: Pretrain, shards: Mapping[str, Shards]) -> None:
     """Raise ConfigError if a corpus certainly has too few tokens; `shards`: those of prepared corpora.
 
-    If all corpora are prepared, the check is exact. Else only plain text files have a bound, under a tokenizer that
+    If all corpora are prepared, the check is exact. Else only plain text files have bounds, under a tokenizer that
     makes at most one token of a byte. The number of tokens of any other corpus is known when the run has tokenised it,
     which it does first.
     """
@@ -195,6 +223,14 @@ def check_length(config: Pretrain, shards: Mapping[str, Shards]) -> None:
                 f"data.paths: these files have at most {most:,} tokens, fewer than the {length:,} + 1 of "
                 "train.sequence_length; give more text",
             )
+            share = apportion(sampling_of(config).samples, config.validation.sequences)[name]
+            held_out = most_held_out(one, config.tokenizer)
+            require(
+                held_out > share * length,
+                f"validation.sequences: {share} sequences of {length} tokens are more than the at most {held_out:,} "
+                "tokens of text for validation; ask for fewer, keep more text for it (data.validation_fraction), or "
+                "name some of your files for it (data.validation_paths)",
+            )
 
 
 def most_tokens(data: schemas.Data, chosen: schemas.Tokenizer) -> float:
@@ -202,6 +238,13 @@ def most_tokens(data: schemas.Data, chosen: schemas.Tokenizer) -> float:
     if not isinstance(data, schemas.Files) or data.format != "text" or isinstance(chosen, schemas.Pretrained):
         return math.inf
     return sum(os.path.getsize(name) + 1 for name in corpus.source_of(data).parts)
+
+
+def most_held_out(data: schemas.Data, chosen: schemas.Tokenizer) -> float:
+    """Return the most tokens that validation can be on in local text files of at most READ_BYTES, else infinity."""
+    if most_tokens(data, chosen) > READ_BYTES:
+        return math.inf
+    return sum(len(text.encode()) + 1 for split, text in corpus.unique_documents(data) if split == "validation")
 
 
 def check_vocabulary(config: Pretrain, vocab_size: int) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from mxstudy.config import OutlierFeatures, Pretrain, Texts
 from mxstudy.data import blends
 from mxstudy.reader import changed, require
-from mxstudy.studies.pretrain.check import backends_over, check, flops_per_token, recomputation
+from mxstudy.studies.pretrain.check import backend_notes, backends_over, check, flops_per_token, recomputation
 from mxstudy.studies.protocol import (
     Cost,
     Identity,
@@ -90,6 +90,9 @@ class PretrainStudy(Study[Pretrain]):
     def gpu_hours_are(self, config: Pretrain) -> str:
         what = unmeasured(config)
         return f"GPU hours: no rate was measured for {what}." if what else AT_RATE
+
+    def backend_notes(self, config: Pretrain) -> list[str]:
+        return backend_notes(config)
 
     def recomputation(self, config: Pretrain) -> str:
         return recomputation(config)

@@ -1,0 +1,27 @@
+"""A run that a user names is found, or the message says where it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tracked import FINGERPRINT, make_folder
+
+from mxstudy.launch.select import select
+from mxstudy.reader import ConfigError
+from mxstudy.tracking.named_runs import named_run
+
+
+def test_a_rehearsal_that_is_named_among_the_real_runs_is_said_to_be_elsewhere(tmp_path: Path) -> None:
+    own, real = make_folder(tmp_path / "rehearsals"), make_folder(tmp_path, "f" * 64)
+    name = FINGERPRINT[:8]
+    assert named_run(name, tmp_path / "rehearsals", "checkpoint").path == own.path
+    with pytest.raises(ConfigError, match=rf"MLflow run id; give its folder, {re.escape(str(own.path))}$"):
+        named_run(name, tmp_path, "checkpoint")
+    with pytest.raises(ConfigError, match=rf"MLflow run id; give its folder, {re.escape(str(real.path))}$"):
+        named_run("f" * 8, tmp_path / "rehearsals", "checkpoint")
+    with pytest.raises(ConfigError, match=r"MLflow run id$"):
+        named_run("0" * 8, tmp_path, "checkpoint")
+    with pytest.raises(ConfigError, match=rf"has run={name}; runs_dir={re.escape(str(tmp_path))}/rehearsals has one$"):
+        select([f"run={name}"], tmp_path)
