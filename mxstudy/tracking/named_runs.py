@@ -22,7 +22,8 @@ def named_run(text: str, runs_dir: Path, key: str) -> RunFolder:
     if not runs:
         others = f"no run in {runs_dir}/ has such a fingerprint or MLflow run id"
         there = f"; give its folder, {found.path}" if (found := elsewhere(text, runs_dir)) else ""
-        raise ConfigError(f"{key}: {text!r} is not a run's folder, and {others}{there}")
+        more = f"; give at least {SHORTEST_PREFIX} digits of a fingerprint" if len(text) < SHORTEST_PREFIX else ""
+        raise ConfigError(f"{key}: {text!r} is not a run's folder, and {others}{there}{more}")
     names = sorted({run.status().fingerprint for run in runs})
     require(len(names) == 1, f"{key}: {text!r} matches each of {', '.join(name[:12] for name in names)}")
     return max(runs, key=lambda run: run.status().started_s).with_result()

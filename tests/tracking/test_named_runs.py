@@ -23,5 +23,7 @@ def test_a_rehearsal_that_is_named_among_the_real_runs_is_said_to_be_elsewhere(t
         named_run("f" * 8, tmp_path / "rehearsals", "checkpoint")
     with pytest.raises(ConfigError, match=r"MLflow run id$"):
         named_run("0" * 8, tmp_path, "checkpoint")
+    with pytest.raises(ConfigError, match=r"MLflow run id; give at least 6 digits of a fingerprint$"):
+        named_run(name[:5], tmp_path, "checkpoint")
     with pytest.raises(ConfigError, match=rf"has run={name}; runs_dir={re.escape(str(tmp_path))}/rehearsals has one$"):
         select([f"run={name}"], tmp_path)
