@@ -2,9 +2,9 @@
 
 All of them answer the same questions through lm-eval. HFLM tries each of several batch sizes once. Then the fastest of
 these and all others take turns for some rounds. Only RMSNorm is exported exactly, so the checkpoint must have RMSNorm.
-HFLM runs in bf16, our scorer as trained and in bf16. The floor is the forward passes of our batches alone: no
-tokenizer, no lm-eval, no output head. over_hflm is the quotient of the median rates, and its least and most are the
-quotients within a round.
+HFLM runs in bf16, our scorer in bf16 and in MXFP8, whatever the training was in. The floor is the forward passes of
+our batches alone: no tokenizer, no lm-eval, no output head. over_hflm is the median of the quotients within a round,
+least_over and most_over are the extremes, and the JSON has the seconds of every round (rounds_s).
 
 python -m benchmarks.evaluation --checkpoint RUN [--data-dir DIR] [--limit 200] [--batch-sizes 64 256] [--json PATH]
 """
@@ -12,11 +12,13 @@ python -m benchmarks.evaluation --checkpoint RUN [--data-dir DIR] [--limit 200] 
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ from lm_eval.api.model import LM
 from benchmarks.report import json_option, measured, show
 from benchmarks.timing import synchronize
 from mxstudy import config
+from mxstudy.config.model import BLOCKS
+from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.evaluation import checkpoints, questions
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.hugging_face import export
@@ -38,7 +42,7 @@ from mxstudy.train.runtime import configure_torch, resolve_device
 
 Asked = dict[str, dict[str, list[Question]]]  # {task: {subject: questions}}
 Answering = Callable[[Asked], dict[str, Any]]
-BF16 = read(config.Precision, {"schedule": [{"plan": {"layers.*": "bf16"}}]})
+ROWS = {"bf16": "bf16", "rmsnorm, mxfp8, compute bf16": "mxfp8"}  # title of ours: its row of the table of precisions
 
 
 def answer(lm: LM, asked: Asked) -> dict[str, Any]:
@@ -55,8 +59,10 @@ def row(requests: int, seconds: float) -> dict[str, Any]:
     return {"requests": requests, "seconds": seconds, "requests_per_s": requests / seconds}
 
 
-def ours(path: Path, trained: Trained, device: torch.device, settings: config.Evaluation) -> Scorer:
-    return Scorer(checkpoints.load(path, trained, device), trained.max_length, settings.tokens_per_batch)
+def ours(path: Path, trained: Trained, row: str, device: torch.device, settings: config.Evaluation) -> Scorer:
+    precision = read(config.Precision, {"schedule": [{"plan": {BLOCKS: row}}]})
+    model = checkpoints.load(path, replace(trained, precision=precision, compute="bf16"), device)
+    return Scorer(model, trained.max_length, settings.tokens_per_batch)
 
 
 def hflm(folder: Path, device: torch.device, batch_size: int, max_length: int) -> LM:
@@ -97,21 +103,18 @@ def contenders(
         for batch_size in batch_sizes:
             lm = hflm(folder, device, batch_size, trained.max_length)
             yield f"HFLM, bf16, batch {batch_size}", lambda asked, lm=lm: answer(lm, asked)  # type: ignore[misc]
-    plain = replace(trained, precision=BF16)
-    for title, variant in {"ours, bf16": plain, f"ours, {checkpoints.title(trained)}": trained}.items():
-        lm = NativeLM(ours(path, variant, device, settings), trained.tokenizer)
-        yield title, lambda asked, lm=lm: answer(lm, asked)  # type: ignore[misc]
-    yield "forwards of ours, bf16, alone", lambda asked: forwards(path, plain, device, settings, asked)
+    for title, row in ROWS.items():
+        scorer = ours(path, trained, row, device, settings)
+        lm = NativeLM(scorer, trained.tokenizer)
+        yield f"ours, {title}", lambda asked, lm=lm: answer(lm, asked)  # type: ignore[misc]
+        floor = functools.partial(forwards, scorer, trained.tokenizer, device)
+        yield f"forwards of ours, {row}, alone", floor
 
 
-def forwards(
-    path: Path, trained: Trained, device: torch.device, settings: config.Evaluation, asked: Asked
-) -> dict[str, Any]:
+def forwards(scorer: Scorer, tokenizer: Tokenizer, device: torch.device, asked: Asked) -> dict[str, Any]:
     """Answer the questions with our scorer, counting only the seconds of its forward passes."""
-    scorer = ours(path, trained, device, settings)
     timed = Timed(scorer.model, device)
-    scorer.model = timed  # type: ignore[assignment]
-    counted = answer(NativeLM(scorer, trained.tokenizer), asked)
+    counted = answer(NativeLM(replace(scorer, model=timed), tokenizer), asked)  # type: ignore[arg-type]
     return counted | row(counted["requests"], timed.seconds)
 
 
@@ -169,11 +172,11 @@ def tried(name: str, answers: Answering, warm_up: Asked, asked: Asked) -> dict[s
 def row_of(name: str, times: Sequence[dict[str, Any]], of_hflm: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a contender's row: the median round, the extremes, and its rate over HFLM's in the same rounds."""
     middle = sorted(times, key=lambda result: result["seconds"])[len(times) // 2]
-    theirs = sorted(each["seconds"] for each in of_hflm)[len(of_hflm) // 2]
     over = [other["seconds"] / own["seconds"] for own, other in zip(times, of_hflm, strict=True)]
     seconds = [each["seconds"] for each in times]
-    spread = {"least_s": min(seconds), "most_s": max(seconds), "over_hflm": theirs / middle["seconds"]}
-    return {"who": name} | middle | spread | {"least_over": min(over), "most_over": max(over), "rounds": len(times)}
+    spread = {"least_s": min(seconds), "most_s": max(seconds), "over_hflm": median(over)}
+    spread |= {"least_over": min(over), "most_over": max(over), "rounds": len(times), "rounds_s": seconds}
+    return {"who": name} | middle | spread
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -200,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = measure(path, settings, chosen.batch_sizes, chosen.rounds)
     except ConfigError as error:
         parser.error(str(error))
-    show(rows)
+    show([{key: value for key, value in each.items() if key != "rounds_s"} for each in rows])
     measured(rows, chosen.json, limit=chosen.limit, rounds=chosen.rounds, tokens_per_batch=chosen.tokens_per_batch)
 
 

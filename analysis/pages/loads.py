@@ -65,6 +65,7 @@ def answering() -> str:
         "HFLM, bf16, batch 512": "HFLM, bf16, batch 512",
         "ours, rmsnorm, mxfp8, compute bf16": "ours, MXFP8",
         "forwards of ours, bf16, alone": "our forwards alone, bf16",
+        "forwards of ours, mxfp8, alone": "our forwards alone, MXFP8",
     }
     cells, rounds = [], benchmark("evaluation_speed")["settings"]["rounds"]
     for one in rows("evaluation_speed"):

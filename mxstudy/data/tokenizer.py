@@ -45,6 +45,23 @@ class Tokenizer:
         """Pickle as JSON, which holds the whole tokenizer."""
         return from_json, (self.json, self.eos_token)
 
+    @property
+    def splits_at_spaces(self) -> bool:
+        """Return whether it is known that what begins with a space has the same ids alone and after any other text.
+
+        The text before must not end in whitespace. GPT-2's pattern, of byte-level tokenizers, ends a word there,
+        and each word is tokenised alone. A normalizer, a prefix or an added token could look across words.
+        """
+        backend, words = self.backend, self.backend.pre_tokenizer
+        added = backend.get_added_tokens_decoder().values()
+        return (
+            isinstance(words, pre_tokenizers.ByteLevel)
+            and words.use_regex
+            and not words.add_prefix_space
+            and backend.normalizer is None
+            and all(token.special for token in added)
+        )
+
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return the ids of each text without EOS, uint32 [tokens] (uint8 for bytes); parallel on all cores."""
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, starmap
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
 from mxstudy.data.tokenizer import Tokenizer
-from mxstudy.evaluation.scorer import Request, Scorer
+from mxstudy.evaluation.scorer import Request, Scorer, Tokens
 
 
 class NativeLM(LM):
@@ -23,21 +24,27 @@ class NativeLM(LM):
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         pairs = [split_at_words(*request.args) for request in requests]
-        wholes = self.encode([context + continuation for context, continuation in pairs])
-        contexts = self.encode([context for context, _ in pairs])
-        asked = [
-            Request(whole[: len(context)], whole[len(context) :])
-            for whole, context in zip(wholes, contexts, strict=True)
-        ]
+        asked = list(starmap(Request, self.tokenised(pairs)))
         return [(scored.nats, scored.is_greedy) for scored in self.scorer.score(asked, self.done)]
 
-    def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return the token ids of each text; repeated texts are encoded once."""
+    def tokenised(self, pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[Tokens, Tokens]]:
+        """Yield the tokens of each context, and those that follow them in context and continuation together.
+
+        Where the tokenizer splits every text before a space, the continuation's own tokens are the latter.
+        """
+        apart = self.tokenizer_of_run.splits_at_spaces
+        alone = [apart and continuation.startswith(" ") for _, continuation in pairs]
+        others = [rest if own else context + rest for (context, rest), own in zip(pairs, alone, strict=True)]
+        ids = self.encode(chain((context for context, _ in pairs), others))
+        for (context, _), other, own in zip(pairs, others, alone, strict=True):
+            before, found = ids[context], ids[other]
+            yield (before, found) if own else (found[: len(before)], found[len(before) :])
+
+    def encode(self, texts: Iterable[str]) -> dict[str, Tokens]:
+        """Return the token ids by text; repeated texts are encoded once."""
         once = list(dict.fromkeys(texts))
-        ids = dict(
-            zip(once, (tuple(found.tolist()) for found in self.tokenizer_of_run.encode_batch(once)), strict=True)
-        )
-        return [ids[text] for text in texts]
+        found = (tuple(ids.tolist()) for ids in self.tokenizer_of_run.encode_batch(once))
+        return dict(zip(once, found, strict=True))
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         raise NotImplementedError("whole texts cannot be scored through lm-eval here; use the study perplexity")

@@ -87,11 +87,13 @@ def plan(requests: Sequence[Request], max_length: int, tokens_per_batch: int) ->
     groups: dict[Tokens, dict[Tokens, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     truncated = 0
     for index, request in enumerate(requests):
-        whole = request.context + request.continuation
-        truncated += len(whole) > max_length + 1
-        whole = whole[-max_length - 1 :]
-        start = max(len(whole) - len(request.continuation), 1)
-        groups[whole[:start]][whole[start:-1]].append((index, whole[-1]))
+        context, continuation = request.context, request.continuation
+        if len(context) + len(continuation) > max_length + 1:
+            truncated += 1
+            whole = (context + continuation)[-max_length - 1 :]
+            start = max(len(whole) - len(continuation), 1)
+            context, continuation = whole[:start], whole[start:]
+        groups[context][continuation[:-1]].append((index, continuation[-1]))
     rows = [row for context, branches in groups.items() for row in rows_of(context, branches)]
     rows.sort(key=lambda row: row.length, reverse=True)
     return BatchPlan(list(batches(rows, tokens_per_batch)), truncated)

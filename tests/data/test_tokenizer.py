@@ -1,6 +1,7 @@
 """Tokenizers make round trips, end documents with EOS, are trained once, and refuse what they cannot do."""
 
 import os
+import random
 
 import pytest
 import tokenizers
@@ -79,6 +80,58 @@ def test_a_saved_tokenizer_is_the_same_tokenizer(tmp_path, make):
         assert one.tolist() == other.tolist()
     plain = tokenizers.Tokenizer.from_file(str(tmp_path / "saved.json"))
     assert plain.encode(TEXTS[1]).ids == tokenizer.encode_batch(TEXTS)[1].tolist()
+
+
+PIECES = [
+    "ab",
+    "I",
+    "'s",
+    "'",
+    " ",
+    "  ",
+    "\n",
+    "\t",
+    "\u00a0",
+    "\u3000",
+    "\x1c",
+    "7",
+    "42",
+    "?!",
+    "\u65e5\u672c",
+    EOS,
+    "return",
+]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_what_begins_with_a_space_has_the_same_ids_alone_and_after_other_text(tmp_path, kind):
+    tokenizer = ByteTokenizer() if kind == "bytes" else bpe(tmp_path)
+    assert tokenizer.splits_at_spaces
+    draw = random.Random(0)
+    texts = ["".join(draw.choices(PIECES, k=draw.randint(1, 6))) for _ in range(4000)]
+    befores, afters = [text.rstrip() for text in texts[:2000]], [f" {text}" for text in texts[2000:]]
+    wholes = tokenizer.encode_batch([before + after for before, after in zip(befores, afters, strict=True)])
+    parts = zip(tokenizer.encode_batch(befores), tokenizer.encode_batch(afters), strict=True)
+    assert all(whole.tolist() == [*one, *other] for whole, (one, other) in zip(wholes, parts, strict=True))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda backend: setattr(backend, "pre_tokenizer", tokenizers.pre_tokenizers.Metaspace()),
+        lambda backend: setattr(backend, "pre_tokenizer", tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        lambda backend: setattr(
+            backend, "pre_tokenizer", tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        ),
+        lambda backend: setattr(backend, "normalizer", tokenizers.normalizers.NFC()),
+        lambda backend: backend.add_tokens(["b r"]),
+    ],
+    ids=["metaspace", "prefix", "no words", "normalizer", "added token"],
+)
+def test_a_tokenizer_that_may_look_across_words_says_so(tmp_path, change):
+    backend = bpe(tmp_path).backend
+    change(backend)
+    assert not tokenization.Tokenizer(backend).splits_at_spaces
 
 
 def test_bytes_are_the_bytes():

@@ -15,7 +15,7 @@ from random_decoder import random_decoder
 from mxstudy import config
 from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.evaluation.hugging_face import export
-from mxstudy.evaluation.lm import NativeLM
+from mxstudy.evaluation.lm import NativeLM, split_at_words
 from mxstudy.evaluation.olmes import TASKS
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.evaluation.tasks import OlmesTask
@@ -95,6 +95,30 @@ def test_a_text_is_tokenised_once() -> None:
     lm = NativeLM(Scorer(decoder(), MAX_LENGTH, 2000), tokenizer, told.append)
     pairs = [("Q: who?", " me"), ("Q: who?", " you"), ("Answer:", " me"), ("Q: who?", " me")]
     found = lm.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
-    assert tokenizer.batches == [["Q: who? me", "Q: who? you", "Answer: me"], ["Q: who?", "Answer:"]]
+    assert tokenizer.batches == [["Q: who?", "Answer:", " me", " you"]]
     assert found[0] == found[3] != found[1]
     assert told == [4]
+
+
+class Looking(CountingTokenizer):
+    """A tokenizer whose words may go on after a space."""
+
+    splits_at_spaces = False
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "pair", "encoded"),
+    [
+        (CountingTokenizer(), ("Who? ", "me"), ["Who?", " me"]),
+        (CountingTokenizer(), ("Wh", "o? me"), ["Wh", "Who? me"]),
+        (Looking(), ("Who?", " me"), ["Who?", "Who? me"]),
+    ],
+)
+def test_a_continuation_is_tokenised_without_its_context_only_where_that_is_the_same(
+    tokenizer: CountingTokenizer, pair: tuple[str, str], encoded: list[str]
+) -> None:
+    lm = NativeLM(Scorer(decoder(), MAX_LENGTH, 2000), tokenizer)
+    bare = encoded[0]
+    (found,) = lm.tokenised([split_at_words(*pair)])
+    assert found == (tuple(bare.encode()), tuple("".join(pair)[len(bare) :].encode()))
+    assert tokenizer.batches == [encoded]

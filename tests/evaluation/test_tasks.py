@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from typing import Any
@@ -12,6 +13,7 @@ from lm_eval.evaluator import evaluate
 
 from mxstudy import config
 from mxstudy.data.tokenizer import ByteTokenizer
+from mxstudy.evaluation import suite
 from mxstudy.evaluation.lm import NativeLM, split_at_words
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.evaluation.tasks import OlmesTask
@@ -93,3 +95,23 @@ def test_what_generates_is_refused(model: Decoder) -> None:
     lm = NativeLM(Scorer(model, 128, 256), ByteTokenizer())
     with pytest.raises(NotImplementedError, match="only scored here"):
         lm.generate_until([])
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_searched_for_while_questions_are_answered(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch, enabled: bool
+) -> None:
+    seen: list[bool] = []
+
+    def broken(*_: Any, **__: Any) -> Any:
+        seen.append(gc.isenabled())
+        raise RuntimeError
+
+    monkeypatch.setattr(suite, "evaluate", broken)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(RuntimeError):
+            suite.samples_of(NativeLM(Scorer(model, 128, 256), ByteTokenizer()), "piqa", "cf", {"piqa": QUESTIONS})
+        assert (seen, gc.isenabled()) == ([False], enabled)
+    finally:
+        gc.enable()
