@@ -10,6 +10,7 @@ import functools
 import importlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from mxstudy.tracking.mlflow_parent import Summary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-ORDERS = {"back": -1, "forth": 1}
+ORDERS = ("forth", "back")
 TEMPLATES = {  # {study: the commands of runs that have the rows of all its probes}
     "pretrain": ("+experiment=spike_proxy probe=all",),
     "student_teacher": ("+experiment=overflow", "+experiment=gradient_bias"),
@@ -174,20 +175,31 @@ def parts(one: Composed) -> tuple[Any, ...]:
 def test_sweeps_share_their_runs_in_any_order_and_every_figure_is_drawn(
     study: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both orders are in one test because composing all sweeps takes longer than launching them."""
+    """Both orders are in one test because composing all sweeps takes longer than launching them.
+
+    A sweep that has no run in common with another is launched in the first order alone.
+    """
     parent = study.templates["student_teacher"][0].path
     given = dict.fromkeys(("interventions", "interventions_public_code"), f"parent={parent}")
     given |= {"shakespeare": "data.paths=[book.txt]"}
-    for name, step in ORDERS.items():
+    asked, runs = ASKED, Path("runs")
+    for name in ORDERS:
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        runs = Path("runs")
-        jobs = {command: launched(command, runs, given.get(sweep_of(command), "")) for command in ASKED[::step]}
+        jobs = {command: launched(command, runs, given.get(sweep_of(command), "")) for command in asked}
         check_shared(jobs, runs)
+        asked = sharing(jobs)[::-1]
+    monkeypatch.chdir(tmp_path / ORDERS[0])
     capsys.readouterr()
     rules = check_saved(monkeypatch)  # figures read what `folders_of` finds, which is the same in both orders
     assert [figure.name for figure in OF_SWEEPS if not is_drawn(figure)] == []
     assert {name: found for name, found in rules.items() if found} == {}
+
+
+def sharing(jobs: dict[str, list[plan.Job]]) -> list[str]:
+    """Return the commands that have a run in common with another command."""
+    count = Counter(job.fingerprint for planned in jobs.values() for job in planned)
+    return [command for command, planned in jobs.items() if any(count[job.fingerprint] > 1 for job in planned)]
 
 
 def check_shared(jobs: dict[str, list[plan.Job]], runs: Path) -> None:
