@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import shutil
 import sys
 import traceback
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from analysis.command import command
 from analysis.figure import BENCHMARK, RESULTS, Figure, benchmark, sweep
 from analysis.fp4.contradictions import CONTRADICTIONS
 from analysis.style import FIGURES as FOLDER
+from analysis.style import with_palette
 
 PUBLISHED = "published"
 
@@ -370,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     drawn = {figure.name for figure in backed} - {*failed}
     for image, name in IMAGES.items():
         if given.pages and name in drawn:
-            shutil.copyfile(FOLDER / PUBLISHED / f"{name}.png", RESULTS / f"{image}.png")
+            with_palette(FOLDER / PUBLISHED / f"{name}.png").save(RESULTS / f"{image}.png", optimize=True)
     rest = [figure for figure in chosen if figure not in backed]
     if rest:
         print("\nno data in results/; these commands make the runs, in minutes on a laptop or days on GPUs:")

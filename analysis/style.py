@@ -20,6 +20,7 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 from analysis.command import Parser
 from analysis.units import ended
@@ -297,3 +298,9 @@ def save(figure: Figure, chosen: argparse.Namespace, caption: str) -> Path:
     plt.close(figure)
     print(paths[0])
     return paths[0]
+
+
+def with_palette(path: Path) -> Image.Image:
+    """Return an image in 256 colours, with which it takes a third of the space."""
+    with Image.open(path) as image:
+        return image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
