@@ -86,7 +86,7 @@ def test_a_plan_that_fits_no_module_is_refused(
     assert list(here.iterdir()) == []
 
 
-# ------------------------------------------------------- found when the corpus is read: failed before the training
+# ------------------------------------------------------------------------------ found when a small text is planned
 
 
 def unreadable(folder: Path) -> None:
@@ -103,36 +103,71 @@ def short(folder: Path) -> None:
         path.write_text("once and again " * 20)
 
 
-def as_json(folder: Path) -> None:
-    for path in (folder / "corpus").iterdir():  # plain text would be counted when the run is planned
-        path.write_text(json.dumps({"text": path.read_text()}))
-
-
-CORPORA = {
+TEXTS = {
     "not UTF-8": (unreadable, [], r"data: .*/corpus/05\.txt is not UTF-8: .* at byte 3"),
     "empty": (empty, [], "data: the corpus is empty: no document has text"),
     "short": (
         short,
-        ["data.validation_fraction=0", "train.sequence_length=4096"],
-        r"train\.sequence_length: the training split is shorter than one sequence: \d+ tokens, but 4096 \+ 1",
+        ["train.sequence_length=65536"],
+        r"data\.paths: these files have at most [\d,]+ tokens, fewer than the 65,536 \+ 1 of train\.sequence_length",
+    ),
+    "no validation": (
+        short,
+        [],
+        r"validation\.sequences: 2 sequences of 32 tokens are more than the at most 0 tokens of text for validation",
+    ),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", slow_but(["not UTF-8", "empty"], TEXTS))
+def test_a_text_that_will_not_do_is_refused_before_a_run(name: str, here: Path) -> None:
+    paths = corpus(here)
+    spoil, arguments, message = TEXTS[name]
+    spoil(here)
+    code, said = call(*SMALL, *OWN_TEXT, *arguments, paths)
+    assert code == 1
+    assert re.search(message, said)
+    assert [path.name for path in here.iterdir()] == ["corpus"]
+
+
+# ------------------------------------------------------- found when the corpus is read: failed before the training
+
+
+def as_json(folder: Path) -> None:
+    for path in (folder / "corpus").iterdir():
+        path.write_text(json.dumps({"text": path.read_text()}))
+
+
+def nothing_as_json(folder: Path) -> None:
+    empty(folder)
+    as_json(folder)
+
+
+CORPORA = {
+    "empty": (nothing_as_json, [], "data: the corpus is empty: no document has text"),
+    "short": (
+        as_json,
+        ["data.validation_fraction=0", "train.sequence_length=65536"],
+        r"train\.sequence_length: the training split is shorter than one sequence: \d+ tokens, but 65536 \+ 1",
     ),
     "few": (
         as_json,
-        ["validation.sequences=100000", "data.format=jsonl"],
+        ["validation.sequences=100000"],
         r"validation\.sequences: 100000 sequences of 32 tokens are more than the \d+ that the validation split holds",
     ),
 }
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", slow_but(["not UTF-8", "few"], CORPORA))
+@pytest.mark.parametrize("name", slow_but(["few"], CORPORA))
 def test_a_corpus_that_will_not_do_fails_before_the_training(
     name: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = corpus(here)
     spoil, arguments, message = CORPORA[name]
     spoil(here)
-    assert call(*SMALL, *OWN_TEXT, *arguments, paths)[0] == 1
+    assert call(*SMALL, *OWN_TEXT, "data.format=jsonl", *arguments, paths)[0] == 1
     assert status(here).state == "failed"
     assert re.search(message, status(here).reason or "")
     assert re.search(f"failed: ConfigError: {message}", capsys.readouterr().out)

@@ -24,7 +24,7 @@ def blended(last: str, *overrides: str) -> Any:
 @pytest.fixture
 def own_files(here: Path) -> None:
     """Write the files that a user's corpora name."""
-    (here / "a.txt").write_text("a b c " * 1000)
+    (here / "a.txt").write_text("a b c " * 100_000)  # enough for validation
     (here / "a.jsonl").write_text('{"text": "%s"}' % ("a b c " * 1000))
 
 

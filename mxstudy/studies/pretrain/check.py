@@ -241,10 +241,15 @@ def most_tokens(data: schemas.Data, chosen: schemas.Tokenizer) -> float:
 
 
 def most_held_out(data: schemas.Data, chosen: schemas.Tokenizer) -> float:
-    """Return the most tokens that validation can be on in local text files of at most READ_BYTES, else infinity."""
+    """Return the most tokens that validation can be on in local text files of at most READ_BYTES, else infinity.
+
+    Raises ConfigError if these files have no text.
+    """
     if most_tokens(data, chosen) > READ_BYTES:
         return math.inf
-    return sum(len(text.encode()) + 1 for split, text in corpus.unique_documents(data) if split == "validation")
+    documents = list(corpus.unique_documents(data))
+    require(bool(documents), "data: the corpus is empty: no document has text")
+    return sum(len(text.encode()) + 1 for split, text in documents if split == "validation")
 
 
 def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
