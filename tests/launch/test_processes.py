@@ -71,7 +71,8 @@ def test_what_several_processes_cannot_share_is_refused_before_it_has_a_folder(t
 
 @pytest.mark.slow
 def test_a_job_that_fails_ends_all_processes(tmp_path: Path) -> None:
-    words = [*SMALL, *OWN_TEXT, corpus(tmp_path), "seed=0,1", "validation.sequences=100000"]
+    text = corpus(tmp_path, words=9000)  # too large to be read when the job is planned
+    words = [*SMALL, *OWN_TEXT, text, "seed=0,1", "validation.sequences=100000"]
     assert together(tmp_path / "gang", 2, commands, tmp_path, words) == [[(1, "")]] * 2
     (failed,) = find_runs(tmp_path / "runs")
     assert failed.status().state == "failed"

@@ -284,6 +284,9 @@ def test_cancel_ends_what_runs_and_what_waits(
 
 
 def test_what_a_study_raises_is_slurms_failure_too(sweep: Sweep) -> None:
+    """The text is too large to be read when the job is planned, so the study finds that it is too short."""
+    for path in (sweep.folder / "corpus").iterdir():
+        path.write_text(path.read_text() * 200)
     (run,) = sweep.submit("validation.sequences=100000")
     seen = until_over(run)
     assert (seen.state, run.status().state) == ("failed", "failed")
