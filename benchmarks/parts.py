@@ -259,14 +259,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings = {"model": chosen.model, "tokens": tokens, "length": chosen.length, "device": device.type}
         measured(rows, chosen.json, **settings)
 
-    if "swiglu" in chosen.parts:
-        for part in swiglu(model, tokens, device, chosen.tiles):
-            add(rows_of_kernels(part, chosen.seconds))
-    if "rotary" in chosen.parts:
-        for part in rotary(model, tokens, device, chosen.tiles, chosen.length):
-            add(rows_of_kernels(part, chosen.seconds))
-    if "cross-entropy" in chosen.parts:
-        for part in cross_entropy(model, tokens, device, chosen.tiles):
+    kernels: dict[str, Callable[..., Iterator[Part]]] = {
+        "swiglu": swiglu,
+        "rotary": partial(rotary, length=chosen.length),
+        "cross-entropy": cross_entropy,
+    }
+    for name in (name for name in kernels if name in chosen.parts):
+        for part in kernels[name](model, tokens, device, chosen.tiles):
             add(rows_of_kernels(part, chosen.seconds))
     if "weights" in chosen.parts:
         copied = torch.zeros(2**28 if device.type == "cuda" else 2**20, device=device)

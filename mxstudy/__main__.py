@@ -29,9 +29,7 @@ def main() -> None:
             cli.main()
     except ConfigError as error:
         sys.exit(str(error))
-    except (
-        BrokenPipeError
-    ):  # who reads the output has enough, as `head` has; the interpreter would complain at its exit
+    except BrokenPipeError:  # the reader has enough, as `head` has; the interpreter would complain when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -168,7 +168,7 @@ def test_the_native_path_compiles(row, monkeypatch):
 )
 @pytest.mark.parametrize("norm", [RMSNorm(64), RMSNorm(64, fold_gain=True), MXNorm(64, p=2.0), PostRoundMXNorm(64)])
 def test_compiled_gradients_are_those_of_eager(norm, row, compute):
-    """In torch 2.11 they were zero. See `to_dtype`. Roundings are kept, as in every training."""
+    """Compare them with roundings kept, as in every training. In torch 2.11 they were zero: see `to_dtype`."""
     keep_roundings()
     torch._dynamo.reset()
     torch.manual_seed(0)

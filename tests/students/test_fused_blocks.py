@@ -37,7 +37,7 @@ def assert_same(apart, fused):
 @each("row", ROWS)
 @each("vector_ops", ["fp32", "bf16"])
 def test_formats(row, vector_ops):
-    """With ReLU, because on some processors PyTorch's GELU in bf16 is not its GELU in FP32, rounded."""
+    """Compare blocks with ReLU: on some processors PyTorch's GELU in bf16 is not its GELU in FP32, rounded."""
     mlp, apart, fused = both(activation="relu", row=row, vector_ops=vector_ops)
     assert all(block.fused for block in blocks(mlp))
     assert_same(apart, fused)
