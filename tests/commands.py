@@ -153,10 +153,10 @@ def corpus(folder: Path, documents: int = 40, words: int = 60) -> str:
     return f"data.paths=['{folder}/corpus/*.txt']"
 
 
-def book(folder: Path, name: str = "book", key: str = "data.paths") -> str:
-    """Write one text of 30,000 characters, and return the override that names it as `key`."""
+def book(folder: Path, name: str = "book", key: str = "data.paths", characters: int = 30_000) -> str:
+    """Write one text of so many characters, and return the override that names it as `key`."""
     path = folder / f"{name}.txt"
-    path.write_text(f"{name} " + " ".join(str(number * number) for number in range(5000))[:30_000])
+    path.write_text(f"{name} {' '.join(str(number * number) for number in range(characters // 6))}"[:characters])
     return f"{key}=[{path}]"
 
 

@@ -121,7 +121,7 @@ def given_to(
         "olmes": [checkpoint, data],
         "nvidia_reasoning": [checkpoint, data],
         "perplexity": [checkpoint],
-        "shakespeare": [book(tmp_path_factory.mktemp("book"))],
+        "shakespeare": [book(tmp_path_factory.mktemp("book"), characters=1_200_000)],
         "generate": [checkpoint, "prompt=text"],
         "interventions": [f"parent={students.path}", "at_step=9"],
         "interventions_public_code": [f"parent={students.path}", "at_step=9"],

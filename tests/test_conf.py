@@ -203,7 +203,7 @@ def files(here: Path) -> None:
     """Write the files that NEEDS names."""
     for name in ("tokenizer.json", "a.json", "b.json"):
         ByteTokenizer().save(here / name)
-    (here / "a.txt").write_text("a b c " * 1000)
+    (here / "a.txt").write_text("a b c " * 200_000)
     (here / "a.jsonl").write_text('{"text": "a b c"}')
     parquet.write_table(pyarrow.table({"text": ["a b c"]}), here / "a.parquet")
 
