@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 
 PAGE, PICTURE = (Path(__file__).with_name(f"architecture.{ending}") for ending in ("md", "svg"))
-GROUND = (("config",), ("small_files", "whole_files"), ("reader",))  # what all others may import
+GROUND = (("config",), ("garbage", "small_files", "whole_files"), ("reader",))  # what all others may import
 NAMED = {"launch": ("students",)}  # by strings in a table
 WIDTH, GAP, LINE, PADDING, LETTER = 960, 12, 14, 8, 6.2  # pixels; LETTER: the mean width of one
 

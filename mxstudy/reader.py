@@ -123,9 +123,7 @@ def read(hint: Any, value: Any, path: str = "") -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where}: {value!r} is not a mapping")
         return {read(args[0], k, path): read(args[1], v, key_in(path, k)) for k, v in value.items()}
-    is_number = hint is str and type(value) in (int, float)  # 123456 may be the first digits of a fingerprint
-    advice = f"; for a string of digits write '{where}=\"{value}\"'" if is_number else ""
-    raise ConfigError(f"{where}: {value!r} is not {_article(hint)}{advice}")
+    raise ConfigError(f"{where}: {value!r} is not {_article(hint)}{_advice(hint, value, where)}")
 
 
 def _read_number(value: Any, where: str, may_be_infinite: bool) -> float:
@@ -193,6 +191,15 @@ def _read_one_of(options: tuple[Any, ...], value: Any, path: str) -> Any:
 def kinds_of(options: tuple[Any, ...]) -> dict[str, Any]:
     """Return the dataclasses as a dict from the value of their field `kind`."""
     return {get_args(type_hints(option)["kind"])[0]: option for option in options}
+
+
+def _advice(hint: Any, value: Any, where: str) -> str:
+    """Return what to write for a string of digits, for example a fingerprint, or for a range of integers."""
+    if hint is str and type(value) in (int, float):
+        return f"; for a string of digits write '{where}=\"{value}\"'"
+    if hint is int and type(value) is str and re.fullmatch(r"\d+(\.\.|:|-)\d+", value):
+        return f"; for several runs write {where}=0,1,2"
+    return ""
 
 
 def _article(hint: Any) -> str:

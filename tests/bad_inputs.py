@@ -66,6 +66,7 @@ VALUES = [
     (f"train.steps={LONG}", "train.steps: must be at most 1,000,000,000, not 1,000,"),
     ("train.steps=", "train.steps: '' is not an integer"),
     ("train.steps=[1]", "train.steps: [1] is not an integer"),
+    ("seed=0..3", "seed: '0..3' is not an integer; for several runs write seed=0,1,2"),
     ("train.steps={a: 1}", "train.steps: {'a': 1} is not an integer"),
     ("train.steps=1.5", "train.steps: 1.5 is not an integer"),
     ("train.steps=true", "train.steps: True is not an integer"),

@@ -23,7 +23,7 @@ MAX_LINES = 400
 # From the bottom up; a room imports from itself and from rows below its own.
 LAYERS = [
     ["mxstudy.reader"],
-    ["mxstudy.small_files", "mxstudy.whole_files"],
+    ["mxstudy.garbage", "mxstudy.small_files", "mxstudy.whole_files"],
     ["mxstudy.config"],
     ["mxstudy.compat", "mxstudy.distributed"],
     ["mxstudy.numerics"],

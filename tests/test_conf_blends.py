@@ -41,6 +41,12 @@ def test_a_blend_takes_any_choice_of_data_by_its_name() -> None:
     assert [group for group in one.choices if group.startswith("data")] == ["data"]
 
 
+def test_a_blend_names_the_corpus_that_is_too_short(here: Path) -> None:
+    (here / "a.txt").write_text("a b c " * 1000)
+    with pytest.raises(ConfigError, match=r"^validation\.sequences: .* tokens of text for validation of mine; ask"):
+        blended("mine", OWN)
+
+
 @pytest.mark.usefixtures("own_files")
 def test_a_corpus_of_a_blend_is_changed_with_a_plus() -> None:
     assert blended("jsonl", "+data.corpora.jsonl.paths=[a.jsonl]").corpora["jsonl"].paths == ("a.jsonl",)

@@ -97,7 +97,7 @@ def is_there(name: str) -> bool:
     return path.exists() or (name.startswith("results/") and any(path.parent.glob(f"{path.name}*")))
 
 
-EVERYWHERE = {"mxstudy.config", "mxstudy.reader", "mxstudy.small_files", "mxstudy.whole_files"}
+EVERYWHERE = {f"mxstudy.{name}" for name in ("config", "reader", "garbage", "small_files", "whole_files")}
 
 
 def test_the_map_has_the_imports_of_every_room() -> None:

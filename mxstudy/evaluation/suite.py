@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -16,6 +14,7 @@ from mxstudy.evaluation.lm import NativeLM
 from mxstudy.evaluation.olmes import TASKS
 from mxstudy.evaluation.tasks import OlmesTask
 from mxstudy.evaluation.templates import Question
+from mxstudy.garbage import without_garbage_collection
 
 MEASURES = ("right", "bits_per_char")  # columns with one number per question
 TRUNCATED = "truncated_requests"
@@ -43,24 +42,12 @@ def samples_of(lm: LM, task: str, form: str, asked: Mapping[str, Sequence[Questi
     metric = TASKS[task].metric_of(form)
     by_name = {group: OlmesTask(group, metric, questions) for group, questions in asked.items()}
     before = truncated_by(lm)
-    with without_collections():
+    with without_garbage_collection():
         found = evaluate(lm, {"tasks": by_name, "groups": {}, "group_map": {}}, bootstrap_iters=0)
     answers = ((group, sample) for group in by_name for sample in found["samples"][group])
     rows = [row_of(group, by_name[group].question_of(sample["doc"]), sample) for group, sample in answers]
     samples = pd.DataFrame(rows)
     return samples.assign(**{"task": task, "form": form, TRUNCATED: truncated_by(lm) - before})
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Switch Python's search for cyclic garbage off: requests have no cycles, but each search visits every module."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def truncated_by(lm: LM) -> int:

@@ -8,12 +8,12 @@ definition.
 from __future__ import annotations
 
 import ast
-import gc
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+from mxstudy.garbage import without_garbage_collection
 
 DIGITS = 12  # hex digits of a digest
 ROOT = "mxstudy"
@@ -33,7 +33,7 @@ class Imported(NamedTuple):
 
 def file_digests(sources: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each file; a file of docstrings and imports has none. `sources`: by paths below mxstudy/."""
-    with _no_garbage():
+    with without_garbage_collection():
         files, found = ParsedFiles(sources), {}
         for file, tree in files.trees.items():
             words = words_of(tree)
@@ -46,7 +46,7 @@ def file_digests(sources: Mapping[str, str]) -> dict[str, str]:
 
 def borrowed(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Return for each file those whose definitions are in its digest, so that it changes with them."""
-    with _no_garbage():
+    with without_garbage_collection():
         files = ParsedFiles(sources)
         origins = {file: map(files.origin, files.told(file)) for file in files.trees}
         return {file: {found[0] for found in its if found} for file, its in origins.items()}
@@ -59,18 +59,6 @@ def tree_digest(source: str) -> str:
 
 def digest_of(words: list[str]) -> str:
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:DIGITS]
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Turn off garbage collection within the block: a tree has no garbage, and the search takes longer than parsing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def definitions_in(tree: ast.Module) -> dict[str, ast.stmt]:

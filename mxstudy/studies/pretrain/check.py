@@ -228,8 +228,8 @@ def check_length(config: Pretrain, shards: Mapping[str, Shards]) -> None:
             require(
                 held_out > share * length,
                 f"validation.sequences: {share} sequences of {length} tokens are more than the at most {held_out:,} "
-                "tokens of text for validation; ask for fewer, keep more text for it (data.validation_fraction), or "
-                "name some of your files for it (data.validation_paths)",
+                f"tokens of text for validation{f' of {name}' if len(corpora) > 1 else ''}; ask for fewer, keep more "
+                "text for it (data.validation_fraction), or name some of your files for it (data.validation_paths)",
             )
 
 
