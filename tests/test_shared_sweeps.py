@@ -12,6 +12,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,8 @@ def test_sweeps_share_their_runs_in_any_order_and_every_figure_is_drawn(
     monkeypatch.chdir(tmp_path / ORDERS[0])
     capsys.readouterr()
     rules = check_saved(monkeypatch)  # figures read what `folders_of` finds, which is the same in both orders
-    assert [figure.name for figure in OF_SWEEPS if not is_drawn(figure)] == []
+    with files_read_once():
+        assert [figure.name for figure in OF_SWEEPS if not is_drawn(figure)] == []
     assert {name: found for name, found in rules.items() if found} == {}
 
 
@@ -204,14 +206,23 @@ def sharing(jobs: dict[str, list[plan.Job]]) -> list[str]:
 
 def check_shared(jobs: dict[str, list[plan.Job]], runs: Path) -> None:
     """Check that many runs are shared, and that each sweep finds all of its runs, with all probes that it asked for."""
-    shared = [run for run in find_runs(runs) if len({each.sweep for each in run.memberships()}) > 1]
-    assert len(shared) > 100
-    for command, planned in jobs.items():
-        found = {run.path.name: run for run in results.folders_of([runs / sweep_of(command)])}
-        labels = {name: run.label for name, run in found.items()}
-        assert {job.fingerprint[:12]: job.label for job in planned}.items() <= labels.items()
-        for job in planned:
-            assert probes_of(job.config) <= probes_of(found[job.fingerprint[:12]].config())
+    with files_read_once():
+        shared = [run for run in find_runs(runs) if len({each.sweep for each in run.memberships()}) > 1]
+        assert len(shared) > 100
+        for command, planned in jobs.items():
+            found = {run.path.name: run for run in results.folders_of([runs / sweep_of(command)])}
+            labels = {name: run.label for name, run in found.items()}
+            assert {job.fingerprint[:12]: job.label for job in planned}.items() <= labels.items()
+            for job in planned:
+                assert probes_of(job.config) <= probes_of(found[job.fingerprint[:12]].config())
+
+
+@contextmanager
+def files_read_once() -> Iterator[None]:
+    """Keep the text of each file within the block, in which none changes: every sweep and figure reads those of all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_text", functools.cache(Path.read_text))
+        yield
 
 
 def probes_of(config: Any) -> set[str]:
