@@ -170,6 +170,11 @@ def decisive(id: str, where: str, says: str, words: str, arm: dict, baseline: di
     )
 
 
+FIGURE_2, ACTIVATION = ("activations_and_norm",), "config.model.activation"
+NO_NORM, LAYERNORM = ({"config.norm.kind": kind} for kind in ("none", "layernorm"))
+SWIGLU, GELU = (LAYERNORM | {ACTIVATION: name} for name in ("swiglu", "gelu"))
+ALL = (*SIZES, ACTIVATION)  # settings of figure 2b's arms
+
 ABLATIONS = (
     students(
         id="instability-text-diverges",
@@ -246,68 +251,28 @@ ABLATIONS = (
         )
         for name, where, says, words, judge, rule in (
             (
-                "swiglu",
-                "section 4.2, figure 2a",
-                "in low precision SwiGLU diverges more often than GELU",
-                "SwiGLU, GELU in MXFP8",
-                Diverges(
-                    ("activations_and_norm",),
-                    MX_CODE | {"config.model.activation": "swiglu", "config.norm.kind": "layernorm"},
-                    MX_CODE | {"config.model.activation": "gelu", "config.norm.kind": "layernorm"},
-                    SIZES,
-                ),
+                *("swiglu", "section 4.2, figure 2a", "in low precision SwiGLU diverges more often than GELU"),
+                *("SwiGLU, GELU in MXFP8", Diverges(FIGURE_2, MX_CODE | SWIGLU, MX_CODE | GELU, SIZES)),
                 higher(*OF_FIGURE_6),
             ),
             (
-                "swiglu-fp32",
-                "section 4.2, figure 2a",
-                "SwiGLU diverges more often in high precision as well",
-                "SwiGLU, GELU in FP32",
-                Diverges(
-                    ("activations_and_norm",),
-                    FP32 | {"config.model.activation": "swiglu", "config.norm.kind": "layernorm"},
-                    FP32 | {"config.model.activation": "gelu", "config.norm.kind": "layernorm"},
-                    SIZES,
-                ),
+                *("swiglu-fp32", "section 4.2, figure 2a", "SwiGLU diverges more often in high precision as well"),
+                *("SwiGLU, GELU in FP32", Diverges(FIGURE_2, FP32 | SWIGLU, FP32 | GELU, SIZES)),
                 higher(*OF_FIGURE_6),
             ),
             (
-                "no-norm",
-                "section 4.2, figure 2b",
-                "without LayerNorm low precision diverges less often",
-                "no norm, LayerNorm in MXFP8",
-                Diverges(
-                    ("activations_and_norm",),
-                    MX_CODE | {"config.norm.kind": "none"},
-                    MX_CODE | {"config.norm.kind": "layernorm"},
-                    (*SIZES, "config.model.activation"),
-                ),
+                *("no-norm", "section 4.2, figure 2b", "without LayerNorm low precision diverges less often"),
+                *("no norm, LayerNorm in MXFP8", Diverges(FIGURE_2, MX_CODE | NO_NORM, MX_CODE | LAYERNORM, ALL)),
                 lower(*OF_FIGURE_6),
             ),
             (
-                "no-norm-fp32",
-                "section 4.2, figure 2b",
-                "without LayerNorm high precision diverges more often",
-                "no norm, LayerNorm in FP32",
-                Diverges(
-                    ("activations_and_norm",),
-                    FP32 | {"config.norm.kind": "none"},
-                    FP32 | {"config.norm.kind": "layernorm"},
-                    (*SIZES, "config.model.activation"),
-                ),
+                *("no-norm-fp32", "section 4.2, figure 2b", "without LayerNorm high precision diverges more often"),
+                *("no norm, LayerNorm in FP32", Diverges(FIGURE_2, FP32 | NO_NORM, FP32 | LAYERNORM, ALL)),
                 higher(*OF_FIGURE_6),
             ),
             (
-                "no-norm-loss",
-                "section 4.2, figure 2b",
-                "without LayerNorm the loss is lower",
-                "no norm, LayerNorm in FP32",
-                Ends(
-                    ("activations_and_norm",),
-                    FP32 | {"config.norm.kind": "none"},
-                    FP32 | {"config.norm.kind": "layernorm"},
-                    (*SIZES, "config.model.activation"),
-                ),
+                *("no-norm-loss", "section 4.2, figure 2b", "without LayerNorm the loss is lower"),
+                *("no norm, LayerNorm in FP32", Ends(FIGURE_2, FP32 | NO_NORM, FP32 | LAYERNORM, ALL)),
                 lower(*SAME_LOSS),
             ),
         )
