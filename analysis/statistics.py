@@ -128,6 +128,11 @@ def wilson(fraction: float, runs: float, level: float) -> tuple[float, float, fl
     return p, float((middle - half) / (1 + z**2 / runs)), float((middle + half) / (1 + z**2 / runs))
 
 
+def joint_level(intervals: int) -> float:
+    """Return the level at which each of so many intervals is taken so that all hold together at CONFIDENCE."""
+    return 1 - ALPHA / intervals
+
+
 def holm(decided: Sequence[Callable[[float], bool]]) -> list[float]:
     """Return the error rate at which each comparison of one claim is tested, by Holm's step-down.
 

@@ -7,13 +7,16 @@ from math import inf
 
 from analysis.ledger.claim import Claim
 from analysis.ledger.instability import (
+    ALIKE,
     CODE,
     CONSTANT,
     COSINE,
     FORMATS,
     FP32,
     HALF,
+    LESS,
     LOW_RATES,
+    MORE,
     MX_CODE,
     OF_FIGURE_6,
     RATE,
@@ -21,9 +24,8 @@ from analysis.ledger.instability import (
     WIDTH,
     students,
 )
-from analysis.ledger.rules import Rule, between, equal, higher, lower
+from analysis.ledger.rules import Rule, between, higher
 from analysis.ledger.students import (
-    PLAN,
     Diverges,
     Ends,
     Intervention,
@@ -33,12 +35,11 @@ from analysis.ledger.students import (
     place_of_least,
     product_of,
 )
-from analysis.units import Arm
+from analysis.units import PLAN, Arm
 
 EARLY, LATE = "0.88", "before 10"
 CHANGE = "config.intervention."
 FORK_PLAN = f"{CHANGE}plan.layers.*"
-MORE, LESS, ALIKE = (rule(*OF_FIGURE_6) for rule in (higher, lower, equal))
 # A redrawn fork is the control: the same arithmetic, with one bit of one weight flipped.
 REDRAWN, FORWARD_ONLY, ACTIVATIONS = "MXFP8 redrawn", "forward only", "bf16 activations"
 CHANGES: dict[str, Arm] = {
