@@ -10,7 +10,6 @@ python -m analysis.arm_losses --runs runs/fp4_where --of fp4_where
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,9 +20,8 @@ from analysis.fp4.contradictions import BF16, CONTRADICTIONS, MARGIN
 from analysis.recipe.arms_23m import RECIPE, RECIPE_AGAIN
 from analysis.stated import STEPS, Question
 from analysis.statistics import CONFIDENCE, Effect
-from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, plt, save
+from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, load_or_none, plt, save
 from analysis.units import chosen, paired
-from mxstudy import results
 from mxstudy.results import legend
 
 BY_SWEEP = {one.sweep: one for one in (*CONTRADICTIONS, RECIPE, RECIPE_AGAIN)}
@@ -76,24 +74,14 @@ def draw(of: Question, runs: pd.DataFrame, bias: pd.DataFrame | None) -> Figure:
     return figure
 
 
-def measured_bias(paths: Sequence[Path]) -> pd.DataFrame | None:
-    """Return what the probe measured of the gradient, or None if it was off in all runs."""
-    try:
-        return results.load(paths, "gradient_bias")
-    except results.NoRows:
-        return None
-
-
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("arm_losses", __doc__)
     options.add_argument("--of", choices=BY_SWEEP, required=True)
     given = options.parse_args(arguments)
     (runs,) = load_ended(options, given, "runs")
-    try:
-        figure = draw(BY_SWEEP[given.of], runs, measured_bias(given.runs))
-    except ValueError as error:
-        options.error(str(error))
+    with options.usage_errors():
+        figure = draw(BY_SWEEP[given.of], runs, load_or_none(given.runs, "gradient_bias"))
     save(figure, given, caption(runs, __doc__, given.runs))
 
 

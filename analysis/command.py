@@ -6,7 +6,8 @@ import argparse
 import functools
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn, ParamSpec, TypeVar
 
 from mxstudy.results import ConfigError, one_line, one_look
@@ -27,6 +28,19 @@ class Parser(argparse.ArgumentParser):
         """Exit with 2 after one line on what is wrong. argparse would print the usage first, which --help has."""
         advice = "; --runs runs/NAME takes the runs of an experiment or a sweep" if NO_RUNS.search(message) else ""
         self.exit(2, f"{self.prog}: error: {message}{advice}\n")
+
+    @contextmanager
+    def usage_errors(self, kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
+        """End the script as `error` does if the block raises an exception of one of these kinds."""
+        try:
+            yield
+        except kinds as error:
+            self.error(str(error))
+
+
+def without_command(shows: str | None) -> str:
+    """Return a script's docstring without the command at its end: the text of a caption."""
+    return (shows or "").partition("python -m")[0].strip()
 
 
 def command(main: Callable[P, R]) -> Callable[P, R]:

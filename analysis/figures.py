@@ -25,8 +25,8 @@ PUBLISHED = "published"
 
 def students(number: int, name: str, arguments: str, results: str | None = None) -> Figure:
     """Return a figure of the losses of the instability paper's students, from the sweep of that name."""
-    about, losses = f"instability paper, figure {number}", partial(Figure, script="students.losses")
-    return losses(f"instability_fig{number:02}_{name}", about, TRAINED, *sweep(name), results, arguments=arguments)
+    about, name_of_files = f"instability paper, figure {number}", f"instability_fig{number:02}_{name}"
+    return Figure(name_of_files, about, TRAINED, *sweep(name), results, "students.losses", arguments)
 
 
 APPROXIMATION = ("python -m mxstudy +experiment=approximation", "runs/approximation")
@@ -188,61 +188,35 @@ FIGURES = (
         script="recipe.train_step_cost",
     ),
     curves("instability_fig12_layernorm_affine", "instability paper, figure 12", TRAINED, *sweep("layernorm_affine")),
-    fits(
-        "instability_fig13_bf16_activations",
-        "instability paper, figure 13",
-        RUNS,
-        *MITIGATIONS,
-        arguments="--arms e4m3_bfloat16 e5m2_bfloat16",
+    *(
+        fits(
+            f"instability_fig{number}_{name}",
+            f"instability paper, figure {number}",
+            RUNS,
+            *MITIGATIONS,
+            arguments=f"--arms {arms}",
+        )
+        for number, name, arms in (
+            (13, "bf16_activations", "e4m3_bfloat16 e5m2_bfloat16"),
+            (14, "forward_only", "e4m3_e4m3_forward_only e5m2_e5m2_forward_only"),
+            (15, "baseline", "bfloat16_bfloat16 e2m3_bfloat16"),
+        )
     ),
-    fits(
-        "instability_fig14_forward_only",
-        "instability paper, figure 14",
-        RUNS,
-        *MITIGATIONS,
-        arguments="--arms e4m3_e4m3_forward_only e5m2_e5m2_forward_only",
-    ),
-    fits(
-        "instability_fig15_baseline",
-        "instability paper, figure 15",
-        RUNS,
-        *MITIGATIONS,
-        arguments="--arms bfloat16_bfloat16 e2m3_bfloat16",
-    ),
-    curves(
-        "instability_fig16_forward_only",
-        "instability paper, figure 16",
-        TRAINED,
-        *MITIGATIONS,
-        arguments="--only precision=mxfp8_forward_only precision=mxfp8_e5m2_forward_only",
-    ),
-    curves(
-        "instability_fig17_bf16_activations",
-        "instability paper, figure 17",
-        TRAINED,
-        *MITIGATIONS,
-        arguments="--only precision=mxfp8_bf16_act precision=mxfp8_e5m2_bf16_act",
-    ),
-    curves(
-        "instability_fig18_code",
-        "instability paper, figure 18",
-        TRAINED,
-        *sweep("unstable_pairs", "olmo_precision_grid"),
-        arguments="--only precision=mxfp8 precision=mxfp8_e5m2",
-    ),
-    curves(
-        "instability_fig19_mxfp8_pairs",
-        "instability paper, figure 19",
-        TRAINED,
-        *sweep("unstable_pairs"),
-        arguments="--only precision=mxfp8_e5m2_weight precision=mxfp8_e5m2_act_grad",
-    ),
-    curves(
-        "instability_fig20_mxfp6",
-        "instability paper, figure 20",
-        TRAINED,
-        *sweep("unstable_pairs"),
-        arguments="--only precision=mxfp6_e2m3 precision=mxfp6_e3m2",
+    *(
+        curves(
+            f"instability_fig{number}_{name}",
+            f"instability paper, figure {number}",
+            TRAINED,
+            *runs,
+            arguments=f"--only {' '.join(f'precision={precision}' for precision in precisions)}",
+        )
+        for number, name, runs, *precisions in (
+            (16, "forward_only", MITIGATIONS, "mxfp8_forward_only", "mxfp8_e5m2_forward_only"),
+            (17, "bf16_activations", MITIGATIONS, "mxfp8_bf16_act", "mxfp8_e5m2_bf16_act"),
+            (18, "code", sweep("unstable_pairs", "olmo_precision_grid"), "mxfp8", "mxfp8_e5m2"),
+            (19, "mxfp8_pairs", sweep("unstable_pairs"), "mxfp8_e5m2_weight", "mxfp8_e5m2_act_grad"),
+            (20, "mxfp6", sweep("unstable_pairs"), "mxfp6_e2m3", "mxfp6_e3m2"),
+        )
     ),
     Figure("instability_table02_scaling_fits", "instability paper, table 2", RUNS, *MITIGATIONS),
     models(

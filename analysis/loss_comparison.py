@@ -44,10 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = options.parse_args(arguments)
     rows, runs = load_chosen(options, chosen, QUANTITIES[chosen.of][0], "runs")
     check_baseline(options, chosen, runs)
-    try:
+    with options.usage_errors():
         figure = draw(rows, runs, chosen.of)
-    except ValueError as error:
-        options.error(str(error))
     save(figure, chosen, caption(rows, __doc__, chosen.runs))
 
 

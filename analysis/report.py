@@ -24,7 +24,16 @@ from analysis.ledger.page import effect
 from analysis.ledger.tables import Tables
 from analysis.markup import Html, Number, element, folded, table
 from analysis.mxnorm import fig03_lr_sensitivity, fig06_norm_rms, fig07_histograms, figa3_spike_scores
-from analysis.style import FIGURES, baseline_option, check_baseline, load_chosen, of_runs, plt, table_parser
+from analysis.style import (
+    FIGURES,
+    baseline_option,
+    check_baseline,
+    load_chosen,
+    load_or_none,
+    of_runs,
+    plt,
+    table_parser,
+)
 from analysis.units import differing, ended
 from mxstudy import results
 
@@ -227,18 +236,11 @@ def drawn(paths: Sequence[Path], runs: pd.DataFrame) -> dict[str, Figure]:
     """
     figures = {}
     for title, kind, suits, draw in DRAWN:
-        frames = [f for path in paths if (f := rows_or_none(path, kind)) is not None] if kind != "runs" else []
+        frames = [f for path in paths if (f := load_or_none([path], kind)) is not None] if kind != "runs" else []
         rows = of_runs(pd.concat(frames, ignore_index=True), runs) if frames else runs if kind == "runs" else runs[:0]
         if len(rows) and suits(rows):
             figures[title] = draw(rows, runs)
     return figures
-
-
-def rows_or_none(path: Path, kind: str) -> pd.DataFrame | None:
-    try:
-        return results.load([path], kind)
-    except results.NoRows:
-        return None
 
 
 @command
@@ -254,10 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kinds = " ".join(f"study={kind}" for kind in others)
         options.error(f"--runs: the report is for training runs only; --without {kinds} leaves out the others")
     runs = in_arms(runs)
-    try:
+    with options.usage_errors():
         text = page(runs, drawn(chosen.runs, runs))
-    except ValueError as error:
-        options.error(str(error))
     to = chosen.to or FIGURES / f"{chosen.name}.html"
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(text, encoding="utf-8")

@@ -15,6 +15,7 @@ import pandas as pd
 from scipy import stats
 
 CONFIDENCE = 0.95
+ALPHA = 1 - CONFIDENCE
 LEAST_UNITS = 4  # the fewest units for a verdict
 BOOTSTRAP_UNITS = 8  # from so many units on, the interval is also bootstrapped
 RESAMPLES, SEED = 2000, 0
@@ -107,10 +108,13 @@ def bootstrap(units: pd.Series, level: float) -> Interval:
 
 def of_fractions(ours: pd.Series, theirs: pd.Series | None = None, *, level: float) -> Interval:
     """Return Wilson's interval of a fraction, or Newcombe's of a difference (1998, method 10: independent runs)."""
-    p, low, high = wilson(ours.mean(), len(ours), level)
-    if theirs is None:
-        return low, high
-    q, q_low, q_high = wilson(theirs.mean(), len(theirs), level)
+    fraction = wilson(ours.mean(), len(ours), level)
+    return fraction[1:] if theirs is None else newcombe(fraction, wilson(theirs.mean(), len(theirs), level))
+
+
+def newcombe(ours: tuple[float, float, float], theirs: tuple[float, float, float]) -> Interval:
+    """Return the interval of a difference from both fractions with Wilson's intervals."""
+    (p, low, high), (q, q_low, q_high) = ours, theirs
     return float(p - q - np.hypot(p - low, q_high - q)), float(p - q + np.hypot(high - p, q - q_low))
 
 
@@ -124,16 +128,21 @@ def wilson(fraction: float, runs: float, level: float) -> tuple[float, float, fl
     return p, float((middle - half) / (1 + z**2 / runs)), float((middle + half) / (1 + z**2 / runs))
 
 
-def holm(decided: Sequence[Callable[[float], bool]], alpha: float = 1 - CONFIDENCE) -> list[float]:
+def joint_level(intervals: int) -> float:
+    """Return the level at which each of so many intervals is taken so that all hold together at CONFIDENCE."""
+    return 1 - ALPHA / intervals
+
+
+def holm(decided: Sequence[Callable[[float], bool]]) -> list[float]:
     """Return the error rate at which each comparison of one claim is tested, by Holm's step-down.
 
-    Each of `decided` says whether its comparison is decided at an error rate. While some comparison is decided at alpha
+    Each of `decided` says whether its comparison is decided at an error rate. While some comparison is decided at ALPHA
     divided by the number of those that are left, it is settled. All others are tested at the rate of the last round.
     """
     levels: dict[int, float] = {}
     left = set(range(len(decided)))
     while left:
-        rate = alpha / len(left)
+        rate = ALPHA / len(left)
         settled = next((i for i in sorted(left) if decided[i](rate)), None)
         if settled is None:
             return [levels.get(i, rate) for i in range(len(decided))]

@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from analysis.command import Parser
+from analysis.command import Parser, without_command
 from analysis.units import ended
 from mxstudy import results
 
@@ -80,19 +80,15 @@ def make_figure(
 ) -> None:
     """Run the whole command of a script without own options: `draw` is called with a frame of each of `kinds`.
 
+    `draw` raises ValueError for runs of which there is no such figure, and the script ends with a usage error.
     `name` is that of the figure's files, `shows` the script's docstring, `query` load_chosen, load_ended or load_last.
     """
     options = figure_parser(name, shows)
     chosen = options.parse_args(arguments)
     frames = (query or load_chosen)(options, chosen, *kinds)
-    save(draw(*frames), chosen, caption(frames[0], shows, chosen.runs))
-
-
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with --runs, the option of all scripts that read runs."""
-    options = Parser(description)
-    runs_option(options, required=True)
-    return options
+    with options.usage_errors():
+        figure = draw(*frames)
+    save(figure, chosen, caption(frames[0], shows, chosen.runs))
 
 
 class FigureParser(Parser):
@@ -112,7 +108,7 @@ def runs_option(options: argparse._ActionsContainer, required: bool = False) -> 
 
 def figure_parser(
     name: str, shows: str | None, source: Callable[[argparse.ArgumentParser], None] | None = None
-) -> argparse.ArgumentParser:
+) -> Parser:
     """Return a parser with the options of every figure.
 
     `name` is the default of --name. `source` adds --runs or its alternatives.
@@ -125,7 +121,7 @@ def figure_parser(
 
 def table_parser(
     name: str, shows: str | None, source: Callable[[argparse.ArgumentParser], None] | None = None
-) -> argparse.ArgumentParser:
+) -> Parser:
     """Return a parser with the options of every table, which are those of a figure without --format."""
     options = FigureParser(shows)
     (source or partial(runs_option, required=True))(options)
@@ -151,7 +147,7 @@ def check_baseline(options: argparse.ArgumentParser, chosen: argparse.Namespace,
         options.error(f"--baseline: no run has {chosen.baseline}; there are {'; '.join(dict.fromkeys(runs['arm']))}")
 
 
-def load_chosen(options: argparse.ArgumentParser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
+def load_chosen(options: Parser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
     """Return a frame of each kind, with the rows of the runs that --runs, --only and --without choose.
 
     The rows of runs that are no replicas have the columns OF_RUN, named among the chosen runs; rows of "runs" have all
@@ -159,15 +155,13 @@ def load_chosen(options: argparse.ArgumentParser, chosen: argparse.Namespace, *k
     """
     baseline = getattr(chosen, "baseline", None)
     frames = {kind: results.load(chosen.runs, kind) for kind in kinds}
-    runs = frames["runs"] if "runs" in kinds else runs_of(chosen.runs)
+    runs = frames["runs"] if "runs" in kinds else load_or_none(chosen.runs, "runs")
     if runs is None or "config.study" not in runs:  # a benchmark's rows, or a file of one kind
         if "runs" in kinds:
             options.error("--runs: has rows but no configs; give the folder of runs, or the prefix of their tables")
         return list(frames.values())
-    try:
+    with options.usage_errors():
         kept = runs[chooses(runs, chosen)]
-    except ValueError as error:
-        options.error(str(error))
     if kept.empty:
         options.error(f"--only, --without: none of the {len(runs)} runs is left")
     kept = results.with_arms(kept, dict([baseline.split("=", 1)]) if baseline else None)
@@ -178,10 +172,10 @@ def load_chosen(options: argparse.ArgumentParser, chosen: argparse.Namespace, *k
     return [kept if kind == "runs" else of_runs(frame, kept, is_whole) for kind, frame in frames.items()]
 
 
-def runs_of(paths: Sequence[Path]) -> pd.DataFrame | None:
-    """Return the runs of these paths, or None if the paths are tables without runs."""
+def load_or_none(paths: Sequence[Path], kind: str) -> pd.DataFrame | None:
+    """Return the rows of a kind, or None if these runs or tables have none."""
     try:
-        return results.load(paths, "runs")
+        return results.load(paths, kind)
     except results.NoRows:
         return None
 
@@ -202,7 +196,7 @@ def of_runs(rows: pd.DataFrame, runs: pd.DataFrame, whole: bool = False) -> pd.D
     return own.assign(tokens=(own["step"] + 1) * own["fingerprint"].map(a_step))
 
 
-def load_ended(options: argparse.ArgumentParser, chosen: argparse.Namespace, kind: str) -> list[pd.DataFrame]:
+def load_ended(options: Parser, chosen: argparse.Namespace, kind: str) -> list[pd.DataFrame]:
     """Return the same as load_chosen for runs that have finished or diverged. The others have no result yet."""
     (runs,) = load_chosen(options, chosen, kind)
     found = ended(runs)
@@ -238,7 +232,7 @@ def has(runs: pd.DataFrame, word: str) -> pd.Series:
     return values.map(str) == value
 
 
-def load_last(options: argparse.ArgumentParser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
+def load_last(options: Parser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
     """Return the same as load_chosen for the run that was started last, and print which one if there are several."""
     if any(path.suffix == ".parquet" for path in chosen.runs):
         options.error("--runs: give the folder of a run, or the prefix of its tables")
@@ -262,10 +256,9 @@ def caption(rows: pd.DataFrame, shows: str | None, paths: Sequence[Path] = ()) -
         f"- {arm}: {len(names)} run{'s' * (len(names) > 1)} ({', '.join(name[:12] for name in names)})"
         for arm, names in arms
     ]
-    said = (shows or "").partition("python -m")[0].strip()
     known = rows if "code" in rows else results.load_code(paths)
     code = results.mixed_code(known[known["fingerprint"].isin(runs["fingerprint"])])
-    return "\n".join([said, "", *lines, *(["", code] if code else [])]) + "\n"
+    return "\n".join([without_command(shows), "", *lines, *(["", code] if code else [])]) + "\n"
 
 
 def heading(arm: str) -> str:
@@ -279,17 +272,16 @@ def cross(axes: Axes, x: pd.Series, y: pd.Series, **style: Any) -> None:
     axes.plot(x[alive].iloc[-1:], y[alive].iloc[-1:], "x", label="diverged", **style)
 
 
-def save_table(markdown: str, name: str) -> Path:
-    """Write figures/NAME.md, print its path and return it."""
+def save_table(markdown: str, name: str) -> None:
+    """Write figures/NAME.md and print its path."""
     path = FIGURES / f"{name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(markdown)
     print(path)
-    return path
 
 
-def save(figure: Figure, chosen: argparse.Namespace, caption: str) -> Path:
-    """Write the figure as --name and --format say, and its caption as Markdown. Print the first path and return it."""
+def save(figure: Figure, chosen: argparse.Namespace, caption: str) -> None:
+    """Write the figure as --name and --format say, and its caption as Markdown. Print the first path."""
     paths = [FIGURES / f"{chosen.name}.{suffix}" for suffix in chosen.format]
     paths[0].parent.mkdir(parents=True, exist_ok=True)
     for path in paths:
@@ -297,7 +289,6 @@ def save(figure: Figure, chosen: argparse.Namespace, caption: str) -> Path:
     (FIGURES / f"{chosen.name}.md").write_text(f"![{chosen.name}]({paths[0].name})\n\n{caption}")
     plt.close(figure)
     print(paths[0])
-    return paths[0]
 
 
 def with_palette(path: Path) -> Image.Image:

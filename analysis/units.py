@@ -10,7 +10,9 @@ import pandas as pd
 from analysis.statistics import Effect
 from mxstudy import results
 
-SEEDS = ("config.seed", "config.data_seed")
+SEED, DATA_SEED = SEEDS = ("config.seed", "config.data_seed")
+RATE = "config.optimizer.lr"
+PLAN = "config.precision.schedule.0.plan.layers.*"
 ENDED = ("finished", "diverged")
 
 Arm = Mapping[str, object]  # a value, or a tuple of values, for each column of the config that makes the arm
@@ -70,6 +72,11 @@ def scale(runs: pd.DataFrame) -> str:
     lengths = runs["config.train.steps"] * runs["config.train.batch_size"] * runs["config.train.sequence_length"]
     tokens = sorted((lengths / 1e6).unique())
     return f"{size}, {' to '.join(dict.fromkeys(f'{one:,.0f}' for one in (tokens[0], tokens[-1])))}M tokens"
+
+
+def less(units: Sequence[pd.Series]) -> pd.Series:
+    """Return an arm's units, minus those of its baseline, if there is one, where both have them."""
+    return (units[0] - units[1]).dropna() if len(units) > 1 else units[0].dropna()
 
 
 def died(runs: pd.DataFrame, column: str) -> pd.Series:

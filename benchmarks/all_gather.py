@@ -11,7 +11,6 @@ python -m benchmarks.all_gather [--model llama_1b] [--gpus 2] [--precision mxfp8
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -27,7 +26,9 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from benchmarks import scaling
-from benchmarks.report import measured, show
+from benchmarks.report import device_option, measured, show
+from benchmarks.timing import median_and_spread
+from benchmarks.training import build
 from mxstudy import config
 from mxstudy.compat.torch_fsdp import is_gathered_for_backward
 from mxstudy.distributed import is_first, largest_over_ranks
@@ -81,7 +82,7 @@ def work(case: Case, path: Path) -> None:
     with process_group(device, RunFolder(path.parent)):
         check(case.settings(), case.gpus)
         torch.manual_seed(0)  # all cases see the same tokens
-        run = scaling.build(case.settings(), device)
+        run = build(case.settings(), device)
         blocks = [cast(FSDPModule, block) for block in run.model.layers]
         counted = [Counted(block) for block in blocks]
         for block, all_gather in zip(blocks, counted, strict=True):
@@ -101,20 +102,19 @@ def work(case: Case, path: Path) -> None:
 
 
 def row_of(case: Case, seconds: np.ndarray) -> dict[str, Any]:
-    low, step_s, high = np.quantile(seconds, [0.25, 0.5, 0.75])
-    return asdict(case) | {"step_ms": step_s * 1e3, "spread_ms": (high - low) / 2 * 1e3}
+    step_s, spread_s = median_and_spread(seconds)
+    return asdict(case) | {"step_ms": step_s * 1e3, "spread_ms": spread_s * 1e3}
 
 
 # ---------------------------------------------------------------------------------------- in the launching process
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    scaling.case_options(parser, "all_gather")
+    parser = scaling.case_options("all_gather", __doc__)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--precision", default="mxfp8", help="a recipe that quantises all weights")
     parser.add_argument("--deterministic", action="store_true", help="and compare the losses")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    device_option(parser)
     chosen = parser.parse_args(arguments)
     if chosen.work:
         work(Case(**json.loads(chosen.work[0])), Path(chosen.work[1]))
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = scaling.settings_of(chosen, Case, compile=False, activation_checkpointing="none")
     cases = [Case(**settings, all_gather=all_gather) for all_gather in ("compute", "mx")]
     rows = [scaling.run_case(case, "benchmarks.all_gather") for case in cases]
-    show([{key: value for key, value in row.items() if key not in settings} for row in rows])
+    show(rows, without=settings)
     measured(rows, chosen.json, **settings)
     if chosen.deterministic and len({row["loss"] for row in rows}) > 1:
         sys.exit(f"losses differ: {[row['loss'] for row in rows]}")

@@ -15,7 +15,6 @@ python -m benchmarks.checkpoint [--model llama_1b] [--layers 8] [--vocabulary 32
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import resource
@@ -29,12 +28,12 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-import psutil
 import torch
 from torch import Tensor
 
-from benchmarks.report import json_option, measured, show
-from benchmarks.scaling import LLAMAS, model_of
+from benchmarks.page_cache import forget
+from benchmarks.report import machine, measured, options_of, show
+from benchmarks.training import LLAMAS, model_of
 from mxstudy import config
 from mxstudy.model.decoder import Decoder
 from mxstudy.train import checkpoint
@@ -68,14 +67,6 @@ def seconds(do: Callable[[], Any]) -> float:
     began_s = time.perf_counter()
     do()
     return time.perf_counter() - began_s
-
-
-def forget(path: Path) -> None:
-    """Drop a checkpoint's files from the system's memory; they have been flushed to the disk."""
-    for file in path.iterdir():
-        descriptor = os.open(file, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 def one_round(folder: Path, tensors: dict[str, Tensor], with_checksums: bool) -> dict[str, float]:
@@ -135,17 +126,16 @@ def rows_of(rounds: Rounds) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("checkpoint", __doc__)
     parser.add_argument("--model", choices=LLAMAS, default="llama_1b")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--vocabulary", type=int, help="another than the model's")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round that would end later")
     parser.add_argument("--folder", type=Path, help="on the disk to be measured; default: a temporary one")
-    json_option(parser, "checkpoint")
     chosen = parser.parse_args(arguments)
-    own = {"num_layers": chosen.layers, "vocab_size": chosen.vocabulary}
-    model = replace(model_of(chosen.model), **{key: value for key, value in own.items() if value})
+    given = {"num_layers": chosen.layers, "vocab_size": chosen.vocabulary}
+    model = replace(model_of(chosen.model), **{key: value for key, value in given.items() if value})
     began_s = time.perf_counter()
     tensors = tensors_of(model)
     sizes = {
@@ -159,15 +149,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rounds = rounds_of(folder, tensors, chosen.rounds, chosen.seconds)
     rows = rows_of(rounds)
     show(rows)
-    machine = {
-        "cores": psutil.cpu_count(),
-        "memory_gib": psutil.virtual_memory().total / 2**30,
-        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "load_average": psutil.getloadavg()[0],
-    }
+    peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    of_machine = machine() | {"peak_gib": peak_gib, "load_average": os.getloadavg()[0]}
     about = {"model": chosen.model, "layers": model.num_layers, "vocabulary": model.vocab_size}
     own = {"checksums_of_a_save_s": min(each[OWN] for each in rounds[True])}
-    measured(rows, chosen.json, **about, **sizes, rounds=len(rounds[True]), **own, **machine)
+    measured(rows, chosen.json, **about, **sizes, rounds=len(rounds[True]), **own, **of_machine)
 
 
 if __name__ == "__main__":

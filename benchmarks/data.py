@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from benchmarks.page_cache import forget
 from mxstudy import config
 from mxstudy.data import corpus
 from mxstudy.data.build_shards import MAX_FILE_TOKENS
@@ -55,14 +56,6 @@ def random_shards(folder: Path, tokens: int) -> Shards:
         names.append(f"train-{number:05d}.bin")
         rng.integers(VOCAB_SIZE, size=min(MAX_FILE_TOKENS, tokens - start), dtype=np.uint16).tofile(folder / names[-1])
     return Shards(folder, {"dtype": "<u2", "files": dict.fromkeys(names)})
-
-
-def forget(folder: Path) -> None:
-    """Make the system drop the folder's files from its page cache."""
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def measure_batches(folder: Path, tokens: int, steps: int, batch_size: int, sequence_length: int) -> list[dict]:
@@ -191,9 +184,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
     parser.add_argument("--sequence-length", type=int, default=SEQUENCE_LENGTH)
     parser.add_argument("--megabytes", type=float, default=100.0, help="of text to tokenise")
-    parser.add_argument(
-        "--texts", nargs="*", default=[], help="Parquet files with a column text; default: Python source"
-    )
+    what = "Parquet files with a column text; default: Python source"
+    parser.add_argument("--texts", nargs="*", default=[], help=what)
     parser.add_argument("--tokenizer", help="a tokenizer.json; default: a BPE of 32,000, trained here")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)

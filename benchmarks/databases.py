@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, Self
 
+from mxstudy.launch.local import free_port
 from mxstudy.tracking.mlflow_store import create_store
 
-WRITE_VERSION = (
-    18  # a byte of SQLite's header: above 2, the file may be read but not written ("Database Header", 1.3.3)
-)
+WRITE_VERSION = 18  # a byte of SQLite's header: above 2, the file may be read but not written (Database Header, 1.3.3)
 DEBIAN = Path("/usr/lib/postgresql")  # has a folder for each version, none of them on the PATH
 USER = "postgres"  # the user of Debian's package, because PostgreSQL does not run as root
 
@@ -64,9 +62,7 @@ class PostgreSQL:
         self.folder, self.data = folder, Path()
         self.user = USER if os.geteuid() == 0 else None
         self.process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
 
     def __enter__(self) -> Self:
         self.data = Path(tempfile.mkdtemp(prefix="postgresql-", dir="/tmp"))

@@ -11,12 +11,11 @@ python -m benchmarks.evaluation --checkpoint RUN [--data-dir DIR] [--limit 200] 
 
 from __future__ import annotations
 
-import argparse
-import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from lm_eval.api.model import LM
 
-from benchmarks.report import json_option, measured, show
+from benchmarks.report import measured, options_of, show
 from benchmarks.timing import synchronize
 from mxstudy import config
 from mxstudy.config.model import BLOCKS
@@ -42,7 +41,7 @@ from mxstudy.train.runtime import configure_torch, resolve_device
 
 Asked = dict[str, dict[str, list[Question]]]  # {task: {subject: questions}}
 Answering = Callable[[Asked], dict[str, Any]]
-ROWS = {"bf16": "bf16", "rmsnorm, mxfp8, compute bf16": "mxfp8"}  # title of ours: its row of the table of precisions
+PRECISIONS = {"bf16": "bf16", "rmsnorm, mxfp8, compute bf16": "mxfp8"}  # {title of ours: precision of its blocks}
 
 
 def answer(lm: LM, asked: Asked) -> dict[str, Any]:
@@ -52,16 +51,16 @@ def answer(lm: LM, asked: Asked) -> dict[str, Any]:
     seconds = time.perf_counter() - began_s
     requests = sum(len(nats) for table in samples for column in ("nats", "alone") for nats in table[column])
     right = [right for table in samples for right in table["right"]]
-    return row(requests, seconds) | {"right": sum(right) / len(right)}
+    return rated(requests, seconds) | {"right": sum(right) / len(right)}
 
 
-def row(requests: int, seconds: float) -> dict[str, Any]:
+def rated(requests: int, seconds: float) -> dict[str, Any]:
     return {"requests": requests, "seconds": seconds, "requests_per_s": requests / seconds}
 
 
-def ours(path: Path, trained: Trained, row: str, device: torch.device, settings: config.Evaluation) -> Scorer:
-    precision = read(config.Precision, {"schedule": [{"plan": {BLOCKS: row}}]})
-    model = checkpoints.load(path, replace(trained, precision=precision, compute="bf16"), device)
+def ours(path: Path, trained: Trained, precision: str, device: torch.device, settings: config.Evaluation) -> Scorer:
+    in_blocks = read(config.Precision, {"schedule": [{"plan": {BLOCKS: precision}}]})
+    model = checkpoints.load(path, replace(trained, precision=in_blocks, compute="bf16"), device)
     return Scorer(model, trained.max_length, settings.tokens_per_batch)
 
 
@@ -102,20 +101,19 @@ def contenders(
         export(decoder, trained.norm, trained.tokenizer, trained.max_length, folder, dtype="bfloat16")
         for batch_size in batch_sizes:
             lm = hflm(folder, device, batch_size, trained.max_length)
-            yield f"HFLM, bf16, batch {batch_size}", lambda asked, lm=lm: answer(lm, asked)  # type: ignore[misc]
-    for title, row in ROWS.items():
-        scorer = ours(path, trained, row, device, settings)
+            yield f"HFLM, bf16, batch {batch_size}", partial(answer, lm)
+    for title, precision in PRECISIONS.items():
+        scorer = ours(path, trained, precision, device, settings)
         lm = NativeLM(scorer, trained.tokenizer)
-        yield f"ours, {title}", lambda asked, lm=lm: answer(lm, asked)  # type: ignore[misc]
-        floor = functools.partial(forwards, scorer, trained.tokenizer, device)
-        yield f"forwards of ours, {row}, alone", floor
+        yield f"ours, {title}", partial(answer, lm)
+        yield f"forwards of ours, {precision}, alone", partial(forwards, scorer, trained.tokenizer, device)
 
 
 def forwards(scorer: Scorer, tokenizer: Tokenizer, device: torch.device, asked: Asked) -> dict[str, Any]:
     """Answer the questions with our scorer, counting only the seconds of its forward passes."""
     timed = Timed(scorer.model, device)
     counted = answer(NativeLM(replace(scorer, model=timed), tokenizer), asked)  # type: ignore[arg-type]
-    return counted | row(counted["requests"], timed.seconds)
+    return counted | rated(counted["requests"], timed.seconds)
 
 
 def measure(path: Path, settings: config.Evaluation, batch_sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
@@ -146,10 +144,8 @@ def measure(path: Path, settings: config.Evaluation, batch_sizes: Sequence[int],
     for number in range(rounds):
         for name, answers in found.items():
             times[name].append(answers(asked))
-        print(
-            f"round {number}: " + ", ".join(f"{name} {own[-1]['seconds']:.2f} s" for name, own in times.items()),
-            flush=True,
-        )
+        took = ", ".join(f"{name} {own[-1]['seconds']:.2f} s" for name, own in times.items())
+        print(f"round {number}: {took}", flush=True)
     rows = [row_of(name, own, times[best]) for name, own in times.items()]
     reached = next(each["requests_per_s"] for each in rows if each["who"] == best)
     others = [trial | {"over_hflm": trial["requests_per_s"] / reached} for trial in trials if trial["who"] != best]
@@ -180,7 +176,7 @@ def row_of(name: str, times: Sequence[dict[str, Any]], of_hflm: Sequence[dict[st
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("evaluation", __doc__)
     parser.add_argument("--checkpoint", required=True, help="folder of a run or checkpoint, or a fingerprint")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
     parser.add_argument("--data-dir", help="folder with the questions; default: the hub")
@@ -189,7 +185,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens-per-batch", type=int, default=65_536)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 128, 256, 512], help="of HFLM")
     parser.add_argument("--rounds", type=int, default=9)
-    json_option(parser, "evaluation")
     chosen = parser.parse_args(arguments)
     try:
         settings = config.Evaluation(
@@ -203,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = measure(path, settings, chosen.batch_sizes, chosen.rounds)
     except ConfigError as error:
         parser.error(str(error))
-    show([{key: value for key, value in each.items() if key != "rounds_s"} for each in rows])
+    show(rows, without=["rounds_s"])
     measured(rows, chosen.json, limit=chosen.limit, rounds=chosen.rounds, tokens_per_batch=chosen.tokens_per_batch)
 
 

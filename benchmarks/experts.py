@@ -12,7 +12,6 @@ python -m benchmarks.experts [--model moe_200m] [--batch 16] [--json PATH]
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,16 +19,11 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.gpu_log import shown
-from benchmarks.probes import RandomTokens
-from benchmarks.report import json_option, measured, show, training_options
-from benchmarks.scaling import MODELS, Silent, model_of
+from benchmarks.report import measured, options_of, show, training_options
 from benchmarks.train_step import MXNORM, RMSNORM, Arm, Case, measure
+from benchmarks.training import MODELS, build, model_of
 from mxstudy import config
-from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES
-from mxstudy.train.loop import TrainingRun, set_precision
-from mxstudy.train.optimizer import build_optimizer
-from mxstudy.train.parallel import parallelize
+from mxstudy.train.loop import TrainingRun
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 MIXTURES = sorted(path.stem for path in MODELS.glob("*moe_*.yaml"))
@@ -61,17 +55,10 @@ def dense_of(model: config.Decoder) -> config.Decoder:
     return replace(model, mlp=model.moe.activation, moe=config.MoE(), ffn_size=ffn_size)
 
 
-def build(case: Case, contender: Contender) -> TrainingRun:
+def build_contender(case: Case, contender: Contender) -> TrainingRun:
     model = dense_of(case.model) if contender.is_dense else case.model
     own = replace(case, model=model, compile=case.compile and not contender.is_loop)
-    settings, device = own.settings(contender.arm), resolve_device(case.device)
-    with torch.device("meta"):
-        decoder = Decoder(model, settings.norm, settings.precision.settings, DTYPES[settings.train.compute])
-    decoder.to_empty(device=device).init_weights(settings.seed)
-    set_precision(decoder, settings, 0, device)
-    parallelize(decoder, settings.train)
-    optimizer, tokens = build_optimizer(decoder, settings.optimizer), RandomTokens(model, settings.train)
-    return TrainingRun(settings, decoder, optimizer, tokens, device, Silent())  # type: ignore[arg-type]
+    return build(own.settings(contender.arm), resolve_device(case.device))
 
 
 def rows_of(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]]:
@@ -89,19 +76,18 @@ def rows_of(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("experts", __doc__)
     parser.add_argument("--model", choices=MIXTURES, default="moe_200m", metavar="MODEL", help="a file of conf/model")
     parser.add_argument("--batch", type=int, default=16, help="sequences per step")
     parser.add_argument("--sequence", type=int, default=4096)
     parser.add_argument("--seconds", type=float, default=10.0, help="time per arm")
     training_options(parser)
-    json_option(parser, "experts")
     chosen = parser.parse_args(arguments)
     case = Case(model_of(chosen.model), chosen.batch, chosen.sequence, not chosen.eager, chosen.device)
     configure_torch(case.compile)
     torch._dynamo.config.recompile_limit = 8 * len(CONTENDERS)  # all arms share the same code objects
     torch._dynamo.config.automatic_dynamic_shapes = False  # otherwise sizes that differ between arms become dynamic
-    rows = rows_of({name: build(case, contender) for name, contender in CONTENDERS.items()}, chosen.seconds)
+    rows = rows_of({name: build_contender(case, one) for name, one in CONTENDERS.items()}, chosen.seconds)
     show([shown(row) for row in rows])
     sizes = {"model": chosen.model, "batch": chosen.batch, "sequence": chosen.sequence, "compile": not chosen.eager}
     measured(rows, chosen.json, **sizes)

@@ -72,8 +72,10 @@ class GpuLog:
             values = [float(cell) for cell in line.split(",")]
         except ValueError:
             return False
-        self.readings += [(time.perf_counter(), values)] if len(values) == len(FIELDS) else []
-        return len(values) == len(FIELDS)
+        is_whole = len(values) == len(FIELDS)
+        if is_whole:
+            self.readings.append((time.perf_counter(), values))
+        return is_whole
 
     def over(self, spans: Sequence[Span]) -> dict[str, Any]:
         """Return least, median and largest reading of each field within the spans, or None where there is none."""

@@ -18,7 +18,6 @@ python -m benchmarks.head_loss [--tokens 32768] [--hidden 2048] [--vocabulary 12
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
@@ -30,17 +29,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.gpu_log import GpuLog, Span, shown
-from benchmarks.report import json_option, measured, show
-from benchmarks.student_teacher import bandwidth
-from benchmarks.timing import synchronize
-from benchmarks.train_step import median_and_spread
+from benchmarks.gpu_log import GpuLog, shown
+from benchmarks.report import device_option, measured, options_of, show
+from benchmarks.timing import Timed, bandwidth, median_and_spread, timed
 from mxstudy.blocks import linear_cross_entropy as ours
 from mxstudy.config.casts import Gemms
 from mxstudy.kernels.cross_entropy import TILE, launch_cuda
 from mxstudy.kernels.operators import Tile
 from mxstudy.numerics.gemms import Linear, add_gemm_fp32, mx_linear
-from mxstudy.probes.memory import GIB
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 LEAST_ROUNDS = 9
@@ -127,30 +123,6 @@ def step(inputs: Inputs, loss_of: Loss) -> tuple[Tensor, Tensor, Tensor]:
     return loss.detach(), dx_TI, dweight_VI
 
 
-class Timed(NamedTuple):
-    """A call: its seconds, from idle GPU to idle GPU, and the GiB that it allocates at its peak (0 on CPU)."""
-
-    span: Span
-    peak_gib: float
-
-    @property
-    def seconds(self) -> float:
-        return self.span.ended_s - self.span.began_s
-
-
-def timed(call: Callable[[], object], device: torch.device) -> Timed:
-    synchronize(device)
-    before = 0
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-    began_s = time.perf_counter()
-    call()
-    synchronize(device)
-    span = Span(began_s, time.perf_counter())
-    return Timed(span, (torch.cuda.max_memory_allocated(device) - before) / GIB if device.type == "cuda" else 0.0)
-
-
 def floor_gemms(inputs: Inputs, gradient_VI: Tensor) -> None:
     """Do the three GEMMs of a chunked head and nothing else. The logits stand for their gradient."""
     size = ours.tokens_at_once(PLAIN, len(inputs.x_TI), len(inputs.weight_VI))
@@ -196,7 +168,7 @@ def measure(inputs: Inputs, arms: dict[str, Loss], copied_per_s: float, least_s:
                 "over_floor": median_and_spread(own_s / floor_s)[0],
                 "floor_ms": float(np.median(floor_s)) * 1e3,
                 "gemms_ms": float(np.median(seconds[-1])) * 1e3,
-                "peak_gib": max(each.peak_gib for each in own) if device.type == "cuda" else None,
+                "peak_gib": max(each.peak_gib - each.before_gib for each in own) if device.type == "cuda" else None,
                 **errors[name],
                 "rounds": len(rounds),
                 **log.over([each.span for each in own]),
@@ -238,14 +210,13 @@ def kernel_rows(vocabulary: int, device: torch.device, copied_per_s: float) -> l
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("head_loss", __doc__)
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[128_256, 32_000])
     parser.add_argument("--seconds", type=float, default=3.0, help="time per arm")
     parser.add_argument("--eager", action="store_true", help="without the compiled arm")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    json_option(parser, "head_loss")
+    device_option(parser)
     chosen = parser.parse_args(arguments)
     configure_torch(not chosen.eager)
     device = resolve_device(chosen.device)

@@ -7,7 +7,6 @@ python -m benchmarks.kernel_tiles [--hidden 1024 4096 16384] [--tokens 16384] [-
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 
 from benchmarks.compilers import OURS
 from benchmarks.floor import copies, moved_bytes
-from benchmarks.report import json_option, measured, show
+from benchmarks.report import measured, options_of, show
 from benchmarks.timing import microseconds
 from mxstudy.kernels.norm_codes import CHUNKS, WARP, RowTile, encoding, launch_cuda, row_tile
 from mxstudy.numerics.cast import BlockCast
@@ -57,14 +56,13 @@ def measure(x: torch.Tensor, norm: str, fmt: str, block_size: int, budget_s: flo
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("kernel_tiles", __doc__)
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 2048, 4096, 7168, 16384])
     parser.add_argument("--tokens", type=int, nargs="+", default=[16384])
     parser.add_argument("--formats", nargs="+", choices=["E4M3", "E2M1"], default=["E4M3", "E2M1"])
     parser.add_argument("--block", type=int, choices=[16, 32, 64], default=32)
     parser.add_argument("--norms", nargs="+", choices=OURS, default=["mxnorm"])
     parser.add_argument("--case-seconds", type=float, default=0.5, help="time to measure all tiles of a shape")
-    json_option(parser, "kernel_tiles")
     chosen = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("this benchmark needs a CUDA GPU, and there is none here")

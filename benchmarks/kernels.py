@@ -20,7 +20,6 @@ python -m benchmarks.kernels [--json runs/kernels.json] [--formats E4M3 E2M1] [-
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import time
@@ -34,7 +33,7 @@ import torch
 from benchmarks.compilers import MODES, OURS, Compilers, Plain, compiled
 from benchmarks.floor import EVEN, copies, moved_bytes
 from benchmarks.kept import Kept
-from benchmarks.report import json_option, measured, show
+from benchmarks.report import device_option, measured, options_of, show
 from benchmarks.timing import Calls, Microseconds, microseconds
 from mxstudy.kernels import norm_codes
 from mxstudy.numerics.cast import BlockCast
@@ -147,8 +146,7 @@ def batches(formats: Sequence[str], blocks: Sequence[int], hidden: Sequence[int]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     began_s = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    json_option(parser, "kernels")
+    parser = options_of("kernels", __doc__)
     parser.add_argument("--formats", nargs="+", choices=["E4M3", "E2M1"], default=["E4M3", "E2M1"])
     parser.add_argument("--blocks", type=int, nargs="+", choices=[16, 32, 64], default=[32, 16, 64])
     parser.add_argument("--hidden", type=int, nargs="+", default=HIDDEN)
@@ -157,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1), help="compilers side by side")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no new case after this time")
     parser.add_argument("--case-seconds", type=float, default=0.2, help="time to measure a case")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    device_option(parser)
     chosen = parser.parse_args(arguments)
     device = resolve_device(chosen.device)
     done = Kept(chosen.json, device)

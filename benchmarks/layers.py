@@ -15,7 +15,6 @@ python -m benchmarks.layers [--json runs/layers.json] [--precisions MXFP8 NVFP4]
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import re
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from benchmarks.kept import Kept
 from benchmarks.layer import KERNELS, NORMS, PRECISIONS, SIZES, NormCast, Precision, Size, Weights, layer
-from benchmarks.report import json_option, measured, show
+from benchmarks.report import device_option, measured, options_of, show
 from mxstudy.numerics.cast import fake_quantize
 from mxstudy.train.runtime import resolve_device
 
@@ -175,8 +174,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     began_s = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    json_option(parser, "layers")
+    parser = options_of("layers", __doc__)
     parser.add_argument("--size", choices=SIZES, default="llama3_8b")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 8], help="sequences")
@@ -184,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile", choices=["dynamic", "static", "eager"], default="dynamic")
     parser.add_argument("--profiles", type=int, default=10, help="profiled forwards per case and arm")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no new case after this time")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    device_option(parser)
     chosen = parser.parse_args(arguments)
     device, size = resolve_device(chosen.device), SIZES[chosen.size]
     kept = Kept(chosen.json, device)

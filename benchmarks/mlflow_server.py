@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
+
+from mxstudy.launch.local import free_port
 
 ENVIRONMENT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # otherwise eight more processes start, unused here
 
@@ -29,9 +30,7 @@ class Server:
         self.folder, self.database, self.workers = folder, database, workers
         self.process: subprocess.Popen[bytes] | None = None
         self.cpu_s = 0.0  # CPU time of the processes that were killed
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:

@@ -11,7 +11,6 @@ python -m benchmarks.operands [--rows 32768] [--columns 4096] [--seconds 0.5] [-
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.report import json_option, measured, show
+from benchmarks.report import device_option, measured, options_of, show
 from benchmarks.timing import microseconds
 from mxstudy.kernels import cast_any, cast_blocks, cast_one
 from mxstudy.kernels.cast_any import absmax_any
@@ -72,7 +71,8 @@ def nvfp4(x: Tensor, tiles: bool) -> Calls:
         "NVFP4, columns": partial(cast_any, cast=NVFP4_COLUMNS, outer=outer),
         "NVFP4, both": partial(cast_any_both, row=NVFP4, column=NVFP4_COLUMNS, outer=outer),
     }
-    return calls | {f"NVFP4, both, {elements} x {warps}": tiled(elements, warps) for elements, warps in TILES * tiles}
+    others = TILES if tiles else ()
+    return calls | {f"NVFP4, both, {elements} x {warps}": tiled(elements, warps) for elements, warps in others}
 
 
 def rows_of(
@@ -95,13 +95,12 @@ def rows_of(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("operands", __doc__)
     parser.add_argument("--rows", type=int, default=32768)
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--seconds", type=float, default=0.5, help="time per case")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    device_option(parser)
     parser.add_argument("--tiles", action="store_true", help="also measure other tiles; on a GPU only")
-    json_option(parser, "operands")
     chosen = parser.parse_args(arguments)
     device = resolve_device(chosen.device)
     if chosen.tiles and device.type != "cuda":

@@ -11,7 +11,6 @@ python -m benchmarks.parts [--model llama_1b] [--parts swiglu rotary] [--tiles] 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from benchmarks.report import json_option, measured, show
-from benchmarks.scaling import LLAMAS, model_of
+from benchmarks.report import device_option, measured, options_of, show
 from benchmarks.timing import Calls, microseconds, once_us
 from benchmarks.train_step import BATCH_SIZES
+from benchmarks.training import LLAMAS, model_of
 from mxstudy import config
 from mxstudy.blocks.linear_cross_entropy import tokens_at_once
 from mxstudy.config.casts import Gemms
@@ -158,7 +157,8 @@ def cross_entropy(model: config.Decoder, tokens: int, device: torch.device, tile
 def beside(composed: Callable[[Tensor], object], ours: Callable[..., object], tiles: bool, which: str) -> Calls:
     """Return the calls of a part: Inductor with its own settings, our kernel, and our kernel with other tiles."""
     calls: dict[str, Callable[[Tensor], object]] = {"inductor": torch.compile(composed, dynamic=False), "ours": ours}
-    return calls | {f"ours, {' x '.join(map(str, tile))}": partial(ours, tile=tile) for tile in TILES[which] * tiles}
+    others = TILES[which] if tiles else []
+    return calls | {f"ours, {' x '.join(map(str, tile))}": partial(ours, tile=tile) for tile in others}
 
 
 def plainly_cast(x: Tensor, formats: Formats) -> tuple[Tensor, Tensor]:
@@ -237,15 +237,14 @@ def rows_of_weights(part: Part, copied: Tensor) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("parts", __doc__)
     parser.add_argument("--model", choices=LLAMAS, default="llama_1b", metavar="MODEL", help="a file of conf/model")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--sequences", type=int, help="per step; default: as benchmarks.train_step")
     parser.add_argument("--length", type=int, default=4096, help="tokens of a sequence")
     parser.add_argument("--tiles", action="store_true", help="also measure our kernels' other tiles; on a GPU only")
     parser.add_argument("--seconds", type=float, default=0.5, help="time per case")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    json_option(parser, "parts")
+    device_option(parser)
     chosen = parser.parse_args(arguments)
     device, model = resolve_device(chosen.device), model_of(chosen.model)
     if chosen.tiles and device.type != "cuda":

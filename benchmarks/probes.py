@@ -8,7 +8,6 @@ python -m benchmarks.probes [--size llama_125m] [--rounds 20] [--json PATH]
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Sequence
@@ -16,18 +15,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
-from benchmarks.report import json_option, measured, show
-from benchmarks.timing import synchronize
+from benchmarks.report import measured, options_of, show
+from benchmarks.timing import median_and_spread, synchronize
+from benchmarks.training import Written, build, everywhere, pretraining
 from mxstudy import config
-from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES
 from mxstudy.probes.build import PROBES, build_probes, build_spikes
 from mxstudy.tracking.journal import Journal
-from mxstudy.train.loop import TrainingRun, begin_step, record_steps, set_precision
-from mxstudy.train.optimizer import build_optimizer
-from mxstudy.train.parallel import parallelize
+from mxstudy.train.loop import TrainingRun, begin_step, record_steps
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 WARMUP_ROUNDS = 2  # the first compiles
@@ -64,59 +60,12 @@ SETS = {
 }
 
 
-class RandomTokens:
-    """Batches of random tokens, which cost nothing to read."""
-
-    def __init__(self, model: config.Decoder, train: config.Train) -> None:
-        self.tokens = torch.randint(model.vocab_size, (train.batch_size, train.sequence_length + 1))
-
-    def train(self, step: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.tokens[start:stop, :-1], self.tokens[start:stop, 1:]
-
-    def validation(self, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.train(0, 0, sequences)
-
-
-@dataclass
-class Written:
-    """A recorder that writes the journal but no checkpoints."""
-
-    journal: Journal
-
-    def record(self, row: dict[str, Any]) -> None:
-        self.journal.write(row)
-
-    def measuring(self, what: str, done: int, total: int) -> None:
-        """Do nothing: a benchmark shows no progress."""
-
-    def save(self, step: int) -> None:
-        """Do nothing: the benchmark needs no checkpoint."""
-
-
-def build(size: str, folder: Path) -> TrainingRun:
+def build_size(size: str, folder: Path) -> TrainingRun:
     """Return a run of that size with random tokens and its journal in `folder`."""
     model, train = SIZES[size]
-    settings = config.Pretrain(
-        model=model,
-        norm=config.MXNorm(p=2.0),
-        precision=config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "mxfp8_e5m2_grad"}),)),
-        data=config.PySource(),
-        tokenizer=config.Bytes(),
-        optimizer=config.AdamW(lr=1e-3),
-        schedule=config.Schedule(kind="cosine"),
-        train=train,
-    )
-    device = resolve_device(train.device)
+    settings = pretraining(model, config.MXNorm(p=2.0), everywhere("mxfp8_e5m2_grad"), train, lr=1e-3)
     configure_torch(train.compile, train.deterministic)
-    with torch.device("meta"):
-        decoder = Decoder(model, settings.norm, settings.precision.settings, DTYPES[train.compute])
-    decoder.to_empty(device=device)
-    decoder.init_weights(settings.seed)
-    set_precision(decoder, settings, 0, device)
-    parallelize(decoder, train)
-    optimizer = build_optimizer(decoder, settings.optimizer)
-    recorder = Written(Journal(folder / "metrics.jsonl"))
-    return TrainingRun(settings, decoder, optimizer, RandomTokens(model, train), device, recorder)  # type: ignore[arg-type]
+    return build(settings, resolve_device(train.device), Written(Journal(folder / "metrics.jsonl")))
 
 
 def observe(run: TrainingRun, due: Due | None, folder: Path) -> None:
@@ -146,7 +95,7 @@ def measure(size: str, rounds: int) -> list[dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run = build(size, folder)
+        run = build_size(size, folder)
         times: dict[str, list[float]] = {each: [] for each in ("none", *SETS)}
         for number in range(WARMUP_ROUNDS + rounds):
             for each, step_times in times.items():
@@ -154,21 +103,21 @@ def measure(size: str, rounds: int) -> list[dict[str, Any]]:
                 seconds = [step_s(run, number) for _ in range(2)][1]  # the first step of a set allocates its buffers
                 if number >= WARMUP_ROUNDS:
                     step_times.append(seconds * 1e3)
-    none_ms = torch.tensor(times.pop("none"), dtype=torch.float64)
-    return [row(each, SETS[each], none_ms, torch.tensor(ms, dtype=torch.float64)) for each, ms in times.items()]
+    none_ms = np.array(times.pop("none"))
+    return [row(each, SETS[each], none_ms, np.array(ms)) for each, ms in times.items()]
 
 
-def row(name: str, due: Due, none_ms: torch.Tensor, due_ms: torch.Tensor) -> dict[str, Any]:
-    low, extra, high = (due_ms - none_ms).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
-    step = none_ms.median().item()
+def row(name: str, due: Due, none_ms: np.ndarray, due_ms: np.ndarray) -> dict[str, Any]:
+    extra, spread = median_and_spread(due_ms - none_ms)
+    step = float(np.median(none_ms))
     overhead = extra / step / due.every_steps
     return {
         "probes": name,
         "every_steps": due.every_steps,
         "step_ms": step,
-        "due_step_ms": due_ms.median().item(),
+        "due_step_ms": float(np.median(due_ms)),
         "extra_ms": extra,
-        "extra_spread_ms": (high - low) / 2,
+        "extra_spread_ms": spread,
         "overhead": overhead,
         "limit": due.limit,
         "within_limit": None if due.limit is None else overhead <= due.limit,
@@ -176,10 +125,9 @@ def row(name: str, due: Due, none_ms: torch.Tensor, due_ms: torch.Tensor) -> dic
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("probes", __doc__)
     parser.add_argument("--size", choices=SIZES, default="llama_125m")
     parser.add_argument("--rounds", type=int, default=20)
-    json_option(parser, "probes")
     chosen = parser.parse_args(arguments)
     rows = measure(chosen.size, chosen.rounds)
     show(rows)

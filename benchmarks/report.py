@@ -4,29 +4,46 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 
 from mxstudy.tracking.provenance import provenance
 
 
-def json_option(parser: argparse.ArgumentParser, name: str) -> None:
-    """Add the option --json: the file for the rows of the benchmark of that name."""
+def options_of(name: str, shows: str | None) -> argparse.ArgumentParser:
+    """Return the parser of the benchmark of that name, with the option --json: the file for its rows.
+
+    `shows` is its docstring.
+    """
+    parser = argparse.ArgumentParser(description=shows, formatter_class=argparse.RawDescriptionHelpFormatter)
     text = "output file, with machine, versions and commit; default: %(default)s"
     parser.add_argument("--json", type=Path, default=Path(f"runs/{name}.json"), help=text)
+    return parser
+
+
+def device_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
 
 
 def training_options(parser: argparse.ArgumentParser) -> None:
     """Add the options --eager and --device of a benchmark that trains a decoder."""
     parser.add_argument("--eager", action="store_true", help="do not compile")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    device_option(parser)
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Print the rows as a table, one line each, with numbers to four digits."""
-    print(pd.DataFrame(rows).to_string(index=False, float_format=lambda x: f"{x:.4g}", na_rep="-"), flush=True)
+def show(rows: list[dict[str, Any]], without: Collection[str] = ()) -> None:
+    """Print the rows as a table without some columns, one line each, with numbers to four digits."""
+    shown = [{key: value for key, value in row.items() if key not in without} for row in rows]
+    print(pd.DataFrame(shown).to_string(index=False, float_format=lambda x: f"{x:.4g}", na_rep="-"), flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """Return the cores and the memory of this machine."""
+    return {"cores": psutil.cpu_count(), "memory_gib": psutil.virtual_memory().total / 2**30}
 
 
 def measured(rows: list[dict[str, Any]], path: Path, **settings: Any) -> None:

@@ -24,26 +24,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import yaml
 
 from benchmarks.kept import Kept
-from benchmarks.probes import RandomTokens
-from benchmarks.report import json_option, measured, show, training_options
+from benchmarks.report import measured, options_of, show, training_options
+from benchmarks.timing import median_and_spread
+from benchmarks.training import LLAMAS, build, everywhere, model_of, pretraining
 from mxstudy import config
 from mxstudy.distributed import is_first, largest_over_ranks, world_size
 from mxstudy.model.backends import backends_of
 from mxstudy.probes.stragglers import peak_gib
 from mxstudy.reader import read
-from mxstudy.studies.pretrain.run import initial_model
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mixed_backends import all_backends
-from mxstudy.train.loop import TrainingRun, set_precision, train_step
-from mxstudy.train.optimizer import build_optimizer
+from mxstudy.train.loop import TrainingRun, train_step
 from mxstudy.train.process_group import process_group
 from mxstudy.train.runtime import configure_torch, resolve_device
 
-MODELS = Path(__file__).parents[1] / "conf" / "model"
 JSON_ONLY = ("steps", "warmup_steps", "compile", "device", "parameters")  # columns that the terminal does not show
 
 
@@ -76,38 +72,8 @@ class Case:
             "compile": self.compile,
             "device": self.device,
         }
-        return config.Pretrain(
-            model=model_of(self.model),
-            norm=config.RMSNorm() if self.precision == "bf16" else config.MXNorm(p=2.0),
-            precision=config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": self.precision}),)),
-            data=config.PySource(),
-            tokenizer=config.Bytes(),
-            optimizer=config.AdamW(lr=1e-4),
-            schedule=config.Schedule(kind="constant"),
-            train=read(config.Train, train),
-        )
-
-
-LLAMAS = sorted(path.stem for path in MODELS.glob("llama_*.yaml"))
-
-
-def model_of(name: str) -> config.Decoder:
-    """Return the decoder of a file of conf/model that sets all its sizes."""
-    values = yaml.safe_load((MODELS / f"{name}.yaml").read_text())
-    return read(config.Decoder, {key: value for key, value in values.items() if key != "defaults"}, "model")
-
-
-class Silent:
-    """A recorder that keeps nothing."""
-
-    def record(self, row: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def measuring(self, what: str, done: int, total: int) -> None:
-        """Do nothing."""
-
-    def save(self, step: int) -> None:
-        """Do nothing."""
+        norm = config.RMSNorm() if self.precision == "bf16" else config.MXNorm(p=2.0)
+        return pretraining(model_of(self.model), norm, everywhere(self.precision), read(config.Train, train), lr=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------------ in each rank
@@ -129,14 +95,6 @@ def work(case: Case, path: Path) -> None:
             path.write_text(json.dumps(row | {"build_s": build_s, "warmup_s": seconds[0], "loss": losses[-1]}))
 
 
-def build(settings: config.Pretrain, device: torch.device) -> TrainingRun:
-    model = initial_model(settings, device)
-    set_precision(model, settings, 0, device)
-    optimizer = build_optimizer(model, settings.optimizer)
-    tokens = RandomTokens(settings.model, settings.train)
-    return TrainingRun(settings, model, optimizer, tokens, device, Silent())  # type: ignore[arg-type]
-
-
 def timed_step(run: TrainingRun, step: int) -> tuple[float, float]:
     """Do a step, and return its loss and the seconds until the host has the loss.
 
@@ -148,14 +106,14 @@ def timed_step(run: TrainingRun, step: int) -> tuple[float, float]:
 
 
 def row_of(case: Case, run: TrainingRun, seconds: np.ndarray) -> dict[str, Any]:
-    low, step_s, high = np.quantile(seconds, [0.25, 0.5, 0.75])
+    step_s, spread_s = median_and_spread(seconds)
     tokens_per_s = run.tokens_per_step / step_s
     flops_per_s = run.model.flops_per_token(case.sequence_length) * tokens_per_s
     return asdict(case) | {
         "backend": all_backends(backends_of(run.model).values()),
         "parameters": run.model.num_params(),
         "step_ms": step_s * 1e3,
-        "spread_ms": (high - low) / 2 * 1e3,
+        "spread_ms": spread_s * 1e3,
         "tokens_per_s_a_gpu": tokens_per_s / case.gpus,
         "mfu": flops_per_s / (run.peak_flops * case.gpus) if run.peak_flops else None,
     }
@@ -170,13 +128,11 @@ def run_case(case: Case, module: str = "benchmarks.scaling") -> dict[str, Any]:
     Raises CalledProcessError if it fails, for example because memory runs out.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.gpus)]
-    threads = str(
-        max(1, (os.cpu_count() or 1) // case.gpus)
-    )  # with torchrun's default of 1, drawing weights takes minutes
+    threads = max(1, (os.cpu_count() or 1) // case.gpus)  # with torchrun's default of 1, drawing weights takes minutes
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "row.json"
         command = [*torchrun, "-m", module, "--work", json.dumps(asdict(case)), str(path)]
-        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": threads})
+        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
         return json.loads(path.read_text())
 
 
@@ -216,19 +172,20 @@ def measure(cases: Iterable[Case], kept: Kept) -> list[dict[str, Any]]:
 
 
 def tell(rows: list[dict[str, Any]]) -> None:
-    show([{key: value for key, value in row.items() if key not in JSON_ONLY} for row in rows])
+    show(rows, without=JSON_ONLY)
 
 
-def case_options(parser: argparse.ArgumentParser, name: str) -> None:
-    """Add the options of the benchmark of that name, whose cases run under torchrun. `settings_of` reads them."""
+def case_options(name: str, shows: str | None) -> argparse.ArgumentParser:
+    """Return the parser of the benchmark of that name, whose cases run under torchrun. `settings_of` reads them."""
+    parser = options_of(name, shows)
     parser.add_argument("--model", choices=LLAMAS, default="llama_1b", metavar="MODEL", help="a file of conf/model")
     parser.add_argument("--batch-size", type=int, default=8, help="sequences per GPU and step")
     parser.add_argument("--micro-batch-size", type=int, help="sequences per micro-batch; default: all")
     parser.add_argument("--sequence-length", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup-steps", type=int, default=5, help="the first one compiles")
-    json_option(parser, name)
     parser.add_argument("--work", nargs=2, metavar=("CASE", "PATH"), help=argparse.SUPPRESS)
+    return parser
 
 
 def settings_of(chosen: argparse.Namespace, case: type[Case], **others: Any) -> dict[str, Any]:
@@ -238,8 +195,7 @@ def settings_of(chosen: argparse.Namespace, case: type[Case], **others: Any) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    case_options(parser, "scaling")
+    parser = case_options("scaling", __doc__)
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--precisions", nargs="+", default=["bf16", "mxfp8"])
     parser.add_argument("--activation-checkpointing", choices=["none", "full"], default="none")

@@ -28,9 +28,8 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_log import GpuLog, Span, shown
-from benchmarks.probes import Written
-from benchmarks.report import json_option, measured, show, training_options
-from benchmarks.scaling import LLAMAS, build, model_of
+from benchmarks.report import measured, options_of, show, training_options
+from benchmarks.training import LLAMAS, Written, build, everywhere, model_of, pretraining
 from mxstudy import config
 from mxstudy.data.batches import Batches
 from mxstudy.launch.freeze import PACKAGE
@@ -59,22 +58,14 @@ class RandomShards:
 
 
 def settings_of(options: argparse.Namespace) -> config.Pretrain:
-    return config.Pretrain(
-        model=model_of(options.model),
-        norm=config.RMSNorm(),
-        precision=config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": options.precision}),)),
-        data=config.PySource(),
-        tokenizer=config.Bytes(),
-        optimizer=config.AdamW(lr=1e-3),
-        schedule=config.Schedule(kind="constant"),
-        train=config.Train(
-            steps=10**5,
-            batch_size=options.batch,
-            sequence_length=options.sequence,
-            compile=not options.eager,
-            device=options.device,
-        ),
+    train = config.Train(
+        steps=10**5,
+        batch_size=options.batch,
+        sequence_length=options.sequence,
+        compile=not options.eager,
+        device=options.device,
     )
+    return pretraining(model_of(options.model), config.RMSNorm(), everywhere(options.precision), train, lr=1e-3)
 
 
 def work(options: argparse.Namespace) -> None:
@@ -83,12 +74,11 @@ def work(options: argparse.Namespace) -> None:
     settings = settings_of(options)
     device = resolve_device(options.device)
     configure_torch(settings.train.compile)
-    run = build(settings, device)
     shards: Any = {"pysource": RandomShards(settings.model.vocab_size)}
     with tempfile.TemporaryDirectory() as folder:
         recorder = Written(Journal(Path(folder) / "metrics.jsonl"))
         batches = Batches(shards, sampling_of(settings), settings.train.sequence_length)
-        run = replace(run, batches=batches, recorder=recorder)
+        run = replace(build(settings, device, recorder), batches=batches)
         for step in range(FIRST_STEPS - 1):
             begin_step(run, step)
             record_steps(run, run.ahead)
@@ -201,7 +191,7 @@ def measure(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else list(arguments)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("side_by_side", __doc__)
     parser.add_argument("--model", choices=LLAMAS, default="llama_23m", metavar="MODEL", help="a file of conf/model")
     parser.add_argument("--precision", default="mxfp8", help="a recipe by its name")
     parser.add_argument("--batch", type=int, default=64, help="sequences per step")
@@ -211,7 +201,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="of each turn")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     training_options(parser)
-    json_option(parser, "side_by_side")
     chosen = parser.parse_args(words)
     if chosen.work:
         work(chosen)

@@ -12,7 +12,6 @@ python -m benchmarks.soak [--seconds 600] [--seed 0] [--only KIND ...] [--json P
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
@@ -35,7 +34,7 @@ import psutil
 from benchmarks.databases import SQLite
 from benchmarks.disturbed import FILLER, FULL_DISK, SIGNALS, Disturbance, Ended, processes_in, run
 from benchmarks.mlflow_server import Server
-from benchmarks.report import json_option, measured, show
+from benchmarks.report import machine, measured, options_of, show
 from benchmarks.soak_kinds import KINDS, Inputs, Left, left_in
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
@@ -241,6 +240,15 @@ class comes_and_goes:
 # -------------------------------------------------------------------------------------------------- the table
 
 
+def tell(outcome: Outcome) -> None:
+    trial = outcome.trial
+    whats = ", ".join(f"{each.what} at {each.at:.2f} of {each.of}" for each in trial.disturbances)
+    about = f"{trial.number}: {trial.kind}, {trial.tracking}, {trial.disk}"
+    print(f"{about}: {whats} ({outcome.seconds:.0f} s)", flush=True)
+    for line in outcome.lost:
+        print(f"  LOST: {line}", flush=True)
+
+
 def rows_of(outcomes: Sequence[Outcome], kinds: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row for each kind and one for all, with the number of trials of each sort, and of lost ones."""
     rows = []
@@ -256,12 +264,11 @@ def rows_of(outcomes: Sequence[Outcome], kinds: Sequence[str]) -> list[dict[str,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("soak", __doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="from the first trial to when no other one begins")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first trial")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
-    json_option(parser, "soak")
     chosen = parser.parse_args(arguments)
     os.environ |= {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_OFFLINE": "1"}
     root = str(Path(__file__).parents[1])
@@ -276,21 +283,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         soak.prepare()
         began_s, number = time.monotonic(), chosen.first
         while time.monotonic() - began_s < chosen.seconds:
-            outcome = soak.tried(drawn(chosen.seed, number, chosen.only, small_disks))
-            outcomes.append(outcome)
-            trial = outcome.trial
-            whats = ", ".join(f"{each.what} at {each.at:.2f} of {each.of}" for each in trial.disturbances)
-            print(
-                f"{number}: {trial.kind}, {trial.tracking}, {trial.disk}: {whats} ({outcome.seconds:.0f} s)", flush=True
-            )
-            for line in outcome.lost:
-                print(f"  LOST: {line}", flush=True)
+            outcomes.append(soak.tried(drawn(chosen.seed, number, chosen.only, small_disks)))
+            tell(outcomes[-1])
             number += 1
     rows = rows_of(outcomes, chosen.only)
     show(rows)
     settings = {"seconds": chosen.seconds, "seed": chosen.seed, "disk_mb": DISK_MB, "small_disks": small_disks}
-    machine = {"cores": psutil.cpu_count(), "memory_gib": psutil.virtual_memory().total / 2**30}
-    measured(rows, chosen.json, **settings, **machine, trials=[asdict(outcome) for outcome in outcomes])
+    measured(rows, chosen.json, **settings, **machine(), trials=[asdict(outcome) for outcome in outcomes])
     lost = [outcome.trial.number for outcome in outcomes if outcome.lost]
     if lost:
         print(f"what the trials {lost} left is in {folder}")

@@ -13,9 +13,7 @@ python -m benchmarks.student_teacher [--replicas 1 8 64] [--teachers code paper]
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -23,8 +21,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from benchmarks.report import json_option, measured, show
-from benchmarks.timing import synchronize
+from benchmarks.report import measured, options_of, show
+from benchmarks.timing import bandwidth, rate
 from mxstudy import config
 from mxstudy.students import train as student_teacher
 from mxstudy.students.stack import Stack
@@ -33,7 +31,6 @@ from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.runtime import configure_torch, resolve_device
 
-WITHOUT_WAITING = 8  # calls between two synchronisations
 SIZES = {
     "paper": {"model": {"hidden_size": 512, "num_layers": 4}, "train": {"batch_size": 2048}},
     "tiny": {"model": {"hidden_size": 32, "num_layers": 1}, "train": {"batch_size": 32, "compile": False}},
@@ -72,20 +69,6 @@ def study(run: config.StudentTeacher, path: Path) -> tuple[float, np.ndarray]:
     seconds = rows[-1]["time_s"] - began["time_s"]
     steps = run.train.steps - (run.checkpoint.every_steps or ROWS)
     return steps * len(run.replicas) / seconds, read_columns(folder.columns, len(run.replicas))[:, 0]
-
-
-def rate(function: Callable[[], object], device: torch.device, least_s: float) -> float:
-    """Return calls per second, after three calls that are not counted."""
-    for _ in range(3):
-        function()
-    synchronize(device)
-    began_s, calls = time.perf_counter(), 0
-    while time.perf_counter() - began_s < least_s:
-        for _ in range(WITHOUT_WAITING):
-            function()
-        calls += WITHOUT_WAITING
-        synchronize(device)
-    return calls / (time.perf_counter() - began_s)
 
 
 def replayed(function: Callable[[], object], device: torch.device) -> Callable[[], object]:
@@ -152,13 +135,6 @@ def moved_bytes(run: config.StudentTeacher) -> int:
     return model.num_layers * (layer + adam * 2 * model.hidden_size * model.ffn_size)
 
 
-def bandwidth(device: torch.device, least_s: float) -> float:
-    """Return the bytes per second that a copy reads and writes."""
-    source = torch.empty(2**30 if device.type == "cuda" else 2**22, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.numel() * rate(lambda: target.copy_(source), device, least_s)
-
-
 def measure(
     size: str, replicas: Sequence[int], teachers: Sequence[str], steps: int, least_s: float
 ) -> list[dict[str, Any]]:
@@ -189,13 +165,12 @@ def compared(losses: np.ndarray, narrow: np.ndarray) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("student_teacher", __doc__)
     parser.add_argument("--size", choices=SIZES, default="paper")
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--teachers", nargs="+", default=["code", "paper"])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=3.0, help="time per measurement other than the study's")
-    json_option(parser, "student_teacher")
     chosen = parser.parse_args(arguments)
     rows = measure(chosen.size, chosen.replicas, chosen.teachers, chosen.steps, chosen.seconds)
     show(rows)

@@ -1,9 +1,9 @@
-"""Time short calls: on a GPU without launch overhead and cache hits, on a CPU as they are.
+"""Time calls: one, many in a row, or short ones without launch overhead and cache hits.
 
-Each call is captured in a CUDA graph many times, on so many copies of its input that none is in the L2 cache when its
-turn comes. All results are kept, so that a call's pending writes in the cache delay the next calls and are counted.
-(Reading unrelated data between the calls would hide these writes, and a copy would seem faster than the memory.) All
-graphs take turns, so that a GPU that slows down does so for all.
+`microseconds` is for short calls. On a GPU each of them is captured in a CUDA graph many times, on so many copies of
+its input that none is in the L2 cache when its turn comes. All results are kept, so that a call's pending writes in the
+cache delay the next calls and are counted. (Reading unrelated data between the calls would hide these writes, and a
+copy would seem faster than the memory.) All graphs take turns, so that a GPU that slows down does so for all.
 """
 
 from __future__ import annotations
@@ -17,10 +17,68 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_log import Span
+from mxstudy.probes.memory import GIB
+
 CACHES = 3  # bytes moved between two calls on the same input, in multiples of the L2 cache
 GRAPH_US = 500  # about how long the calls of a graph take together
 LEAST_ROUNDS, MOST_ROUNDS = 9, 41
+WITHOUT_WAITING = 8  # calls between two synchronisations
 Calls = Mapping[str, Callable[[Tensor], object]]
+
+
+class Timed(NamedTuple):
+    """A call, from idle GPU to idle GPU, and the GiB that are allocated before it and at its peak (0 on CPU)."""
+
+    span: Span
+    before_gib: float
+    peak_gib: float
+
+    @property
+    def seconds(self) -> float:
+        return self.span.ended_s - self.span.began_s
+
+
+def timed(call: Callable[[], object], device: torch.device) -> Timed:
+    """Do the call once, and return its time and memory."""
+    is_cuda = device.type == "cuda"
+    synchronize(device)
+    before = torch.cuda.memory_allocated(device) if is_cuda else 0
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    began_s = time.perf_counter()
+    call()
+    synchronize(device)
+    span = Span(began_s, time.perf_counter())
+    peak = torch.cuda.max_memory_allocated(device) if is_cuda else 0
+    return Timed(span, before / GIB, peak / GIB)
+
+
+def median_and_spread(values: np.ndarray) -> tuple[float, float]:
+    """Return the median, and half the interquartile range."""
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return float(middle), float(high - low) / 2
+
+
+def rate(function: Callable[[], object], device: torch.device, least_s: float) -> float:
+    """Return calls per second, after three calls that are not counted."""
+    for _ in range(3):
+        function()
+    synchronize(device)
+    began_s, calls = time.perf_counter(), 0
+    while time.perf_counter() - began_s < least_s:
+        for _ in range(WITHOUT_WAITING):
+            function()
+        calls += WITHOUT_WAITING
+        synchronize(device)
+    return calls / (time.perf_counter() - began_s)
+
+
+def bandwidth(device: torch.device, least_s: float) -> float:
+    """Return the bytes per second that a copy reads and writes."""
+    source = torch.empty(2**30 if device.type == "cuda" else 2**22, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() * rate(lambda: target.copy_(source), device, least_s)
 
 
 class Microseconds(NamedTuple):

@@ -13,7 +13,6 @@ python -m benchmarks.tracking [--databases sqlite postgresql] [--trainers 16] [-
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import multiprocessing
@@ -22,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,8 @@ import sqlalchemy
 
 from benchmarks.databases import Databases, PostgreSQL, SQLite, make_writable
 from benchmarks.mlflow_server import Server
-from benchmarks.report import json_option, measured, show
+from benchmarks.report import measured, options_of, show
+from benchmarks.training import everywhere, pretraining
 from mxstudy import config
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
@@ -155,18 +155,10 @@ def measure(load: Load, database: str, case: str, databases: Databases, folder: 
 
 
 def make_run(uri: str, runs: Path, number: int) -> RunFolder:
-    settings = config.Pretrain(
-        model=config.Decoder(hidden_size=64, ffn_size=64, vocab_size=64, num_layers=1, num_heads=1, num_kv_heads=1),
-        norm=config.RMSNorm(),
-        precision=config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "bf16"}),)),
-        data=config.PySource(),
-        tokenizer=config.Bytes(),
-        optimizer=config.AdamW(lr=1e-3),
-        schedule=config.Schedule(kind="constant"),
-        train=config.Train(steps=1, batch_size=1, sequence_length=64),
-        tracking=config.Tracking(uri=uri),
-        experiment="tracking",
-    )
+    model = config.Decoder(hidden_size=64, ffn_size=64, vocab_size=64, num_layers=1, num_heads=1, num_kv_heads=1)
+    train = config.Train(steps=1, batch_size=1, sequence_length=64)
+    settings = pretraining(model, config.RMSNorm(), everywhere("bf16"), train, lr=1e-3)
+    settings = replace(settings, tracking=config.Tracking(uri=uri), experiment="tracking")
     fingerprint = f"{number:012x}" * 5
     return RunFolder.create(runs / fingerprint[:12], settings, fingerprint, provenance() | {"choices": {}})
 
@@ -254,21 +246,18 @@ def judged(trained: list[Trained], written: Counter[Point], stored: Counter[Poin
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("tracking", __doc__)
     parser.add_argument("--databases", nargs="+", choices=DATABASES, default=["sqlite"])
     parser.add_argument("--cases", nargs="+", help="those of the databases' cases that are named here; default: all")
     parser.add_argument("--trainers", type=int, default=16)
     parser.add_argument("--metrics", type=int, default=20, help="metrics per row")
     parser.add_argument("--steps-per-s", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument(
-        "--checkpoint-steps", type=int, default=50, help="between checkpoints; above all steps: only at the end"
-    )
+    what = "between checkpoints; above all steps: only at the end"
+    parser.add_argument("--checkpoint-steps", type=int, default=50, help=what)
     parser.add_argument("--away-s", type=float, default=20.0)
-    parser.add_argument(
-        "--workers", type=int, default=1, help="workers of the server; each takes seconds of CPU to start"
-    )
-    json_option(parser, "tracking")
+    what = "workers of the server; each takes seconds of CPU to start"
+    parser.add_argument("--workers", type=int, default=1, help=what)
     chosen = vars(parser.parse_args(arguments))
     named, cases, path = chosen.pop("databases"), chosen.pop("cases"), chosen.pop("json")
     load, rows, versions = Load(**chosen), list[dict[str, Any]](), {"mlflow": version("mlflow")}

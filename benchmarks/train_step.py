@@ -2,8 +2,9 @@
 
 bf16, fused: the baseline, in the fused functions that all arms with casts run in. bf16, inductor: module by module, as
 a user of torch has it, compiled with Inductor's own settings; with roundings kept, as all other arms are; and
-recomputing in the backward all but what GEMMs and the attention give. The fused functions recompute about as much: so
-what that arm saves of memory is no merit of casts, nor of kernels. full checkpointing: keeps a block's input alone.
+recomputing in the backward all but what GEMMs and the attention give. The fused functions recompute about as much, so
+this arm shows the memory that recomputing saves without casts and kernels. full checkpointing: keeps a block's input
+alone.
 recomputing MLPs: --recompute-mlp blocks compute the product of their MLP's first linear again. Every arm computes head
 and loss in the same chunks.
 mxfp8, mxfp4: all six operands cast, RMSNorm or MXNorm (p=2). sr_rht_2d: MXFP8 with stochastic rounding of output
@@ -13,7 +14,7 @@ GPU that warms up does so for all; all are compiled block by block. The tokens a
 
 A round is four steps of each arm, which the host launches one behind the other, as it does in a training. over_bf16 is
 an arm's time over the baseline's in the same round, the median over the rounds; its spread is half the interquartile
-range. over_mxfp8 is the same over the arm "mxfp8, rmsnorm", where that is measured: so FP4 is compared. Peak memory is
+range. over_mxfp8 is the same over the arm "mxfp8, rmsnorm", if that is measured, for comparisons of FP4. Peak memory is
 that of a step, weights and optimizer included. MFU is relative to the data sheet's dense bf16 rate, with 6 FLOP per
 matmul parameter and token, without the input embedding, plus causal attention; nothing that is recomputed counts.
 recomputed: the FLOPs of GEMMs and attention that the backward computes again, over those that count. sm_mhz, power_w
@@ -38,22 +39,17 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from benchmarks.gpu_log import GpuLog, Span, shown
+from benchmarks.gpu_log import GpuLog, shown
 from benchmarks.inductor import OwnSettings, recompute_between_products
-from benchmarks.probes import RandomTokens
-from benchmarks.report import json_option, measured, show, training_options
-from benchmarks.scaling import LLAMAS, MODELS, Silent, model_of
-from benchmarks.student_teacher import bandwidth
-from benchmarks.timing import synchronize
+from benchmarks.report import measured, options_of, show, training_options
+from benchmarks.timing import Timed, bandwidth, median_and_spread, synchronize, timed
 from benchmarks.torchao_linear import use_torchao
+from benchmarks.training import LLAMAS, MODELS, model_of, pretraining, training_run
 from mxstudy import config
 from mxstudy.model.backends import backends_of
-from mxstudy.model.decoder import Decoder
 from mxstudy.model.feed_forward import MLPS
-from mxstudy.model.precision import DTYPES
-from mxstudy.probes.memory import GIB
 from mxstudy.reader import read
-from mxstudy.studies.pretrain.check import flops_again
+from mxstudy.studies.pretrain.check import build_model, flops_again
 from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.train.loop import TrainingRun, set_precision, train_step
 from mxstudy.train.optimizer import build_optimizer
@@ -62,17 +58,17 @@ from mxstudy.train.runtime import configure_torch, resolve_device
 
 WARMUP_ROUNDS = 3  # the first compiles
 STEPS_A_ROUND = 4  # the host launches one behind the other, as in a training
-RECOMPUTED = 7 / 16  # of the blocks: by arithmetic, llama_1b then needs 39 GiB in MXFP8; in bf16 it does with 6 / 16
+RECOMPUTED = 7 / 16  # of the blocks; by arithmetic, llama_1b then needs 39 GiB in MXFP8, and in bf16 with 6 / 16
+LONGEST = 30  # kernels of a step that --profile lists
 BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that fit on a GPU with 141 GB
 
 
 class Arm(NamedTuple):
-    """An arm; `precision`: a file of conf/precision; `torchao`: whether its linears are replaced by torchao's.
+    """An arm. `precision` is a file of conf/precision. `torchao` says that torchao's linears replace its own.
 
-    `keeps`: what a block keeps for its backward: what its code saves, the same without its MLP's first product in some
-    blocks, what GEMMs and the attention give, or its input.
-    `own_settings`: compile it with Inductor's own settings, which drop roundings. `changes`: values of dotted keys that
-    differ from the file's.
+    `keeps` is what a block keeps for its backward: what its code saves, the same without its MLP's first product in
+    some blocks, what GEMMs and the attention give, or its input. `own_settings` compiles it with Inductor's own
+    settings, which drop roundings. `changes` are values of dotted keys that differ from the file's.
     """
 
     norm: config.Norm
@@ -110,7 +106,7 @@ ON_REQUEST = {
     "nvfp4 without random parts, rmsnorm": Arm(RMSNORM, "nvfp4", changes=NO_RANDOM),
 }
 ALL_ARMS = ARMS | ON_REQUEST
-FIRST = f"{BASELINE} always comes first; on request alone come: {'; '.join(ON_REQUEST)}"
+FIRST = f"{BASELINE} is always the first; only on request: {'; '.join(ON_REQUEST)}"
 
 
 def precision_of(arm: Arm) -> config.Precision:
@@ -146,16 +142,7 @@ class Case:
             activation_checkpointing="full" if arm.keeps == "input" else "none",
             recompute_mlp=self.recompute_mlp if arm.keeps == "less in MLPs" else 0,
         )
-        return config.Pretrain(
-            model=self.model,
-            norm=arm.norm,
-            precision=precision_of(arm),
-            data=config.PySource(),
-            tokenizer=config.Bytes(),
-            optimizer=config.AdamW(lr=1e-5),
-            schedule=config.Schedule(kind="constant"),
-            train=train,
-        )
+        return pretraining(self.model, arm.norm, precision_of(arm), train, lr=1e-5)
 
 
 def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
@@ -169,7 +156,7 @@ def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
     for name in names:
         settings = case.settings(ALL_ARMS[name])
         with torch.device("meta"):
-            model = Decoder(settings.model, settings.norm, settings.precision.settings, DTYPES[settings.train.compute])
+            model = build_model(settings)
         if runs:
             first = next(iter(runs.values()))
             model.load_state_dict(first.model.state_dict(keep_vars=True), assign=True)
@@ -178,8 +165,7 @@ def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
             model.to_empty(device=device).init_weights(settings.seed)
             optimizer = build_optimizer(model, settings.optimizer)
         set_precision(model, settings, 0, device)
-        tokens = RandomTokens(settings.model, settings.train)
-        runs[name] = TrainingRun(settings, model, optimizer, tokens, device, Silent())  # type: ignore[arg-type]
+        runs[name] = training_run(settings, model, optimizer, device)
         prepare(runs[name], ALL_ARMS[name], own)
     return runs
 
@@ -200,29 +186,14 @@ def prepare(run: TrainingRun, arm: Arm, own: OwnSettings | None) -> None:
             train_step(run, 0)
 
 
-class Round(NamedTuple):
-    """Some steps of an arm, from idle GPU to idle GPU, and their peak memory in GiB (0 on CPU)."""
+def timed_steps(run: TrainingRun, steps: range) -> Timed:
+    """Do these steps, which the host launches one behind the other, and return their time and memory."""
 
-    span: Span
-    steps: int
-    peak_gib: float
+    def train() -> None:
+        for step in steps:
+            train_step(run, step)
 
-    @property
-    def step_s(self) -> float:
-        return (self.span.ended_s - self.span.began_s) / self.steps
-
-
-def timed(run: TrainingRun, steps: range) -> Round:
-    synchronize(run.device)
-    if run.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(run.device)
-    began_s = time.perf_counter()
-    for step in steps:
-        train_step(run, step)
-    synchronize(run.device)
-    span = Span(began_s, time.perf_counter())
-    peak_gib = torch.cuda.max_memory_allocated(run.device) / GIB if run.device.type == "cuda" else 0.0
-    return Round(span, len(steps), peak_gib)
+    return timed(train, run.device)
 
 
 def measure(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]]:
@@ -230,12 +201,12 @@ def measure(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]
     with GpuLog(next(iter(runs.values())).device) as log:
         for step in range(WARMUP_ROUNDS):
             for name, run in runs.items():
-                print(f"warm-up {step}: {name} {timed(run, range(step, step + 1)).step_s:.3f} s", flush=True)
-        rounds: list[list[Round]] = []
+                print(f"warm-up {step}: {name} {timed_steps(run, range(step, step + 1)).seconds:.3f} s", flush=True)
+        rounds: list[list[Timed]] = []
         began_s = time.perf_counter()
         while len(rounds) < 3 or time.perf_counter() - began_s < least_s * len(runs):
             first = WARMUP_ROUNDS + STEPS_A_ROUND * len(rounds)
-            rounds.append([timed(run, range(first, first + STEPS_A_ROUND)) for run in runs.values()])
+            rounds.append([timed_steps(run, range(first, first + STEPS_A_ROUND)) for run in runs.values()])
     of_arms = [list(own) for own in zip(*rounds, strict=True)]
     mxfp8 = of_arms[list(runs).index(MXFP8)] if MXFP8 in runs else None
     named = zip(runs.items(), of_arms, strict=True)
@@ -244,14 +215,14 @@ def measure(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]
 
 
 def row_of(
-    name: str, run: TrainingRun, own: Sequence[Round], first: Sequence[Round], mxfp8: Sequence[Round] | None
+    name: str, run: TrainingRun, own: Sequence[Timed], first: Sequence[Timed], mxfp8: Sequence[Timed] | None
 ) -> dict[str, Any]:
     """Return an arm's row. `first` and `mxfp8` are the same rounds of the baseline and of the arm MXFP8."""
-    seconds, first_s = (np.array([one.step_s for one in rounds]) for rounds in (own, first))
+    seconds, first_s = (seconds_of_steps(rounds) for rounds in (own, first))
     peak_gib, first_gib = (max(one.peak_gib for one in rounds) for rounds in (own, first))
     step_s, spread_s = median_and_spread(seconds)
     ratio, ratio_spread = median_and_spread(seconds / first_s)
-    over_mxfp8 = median_and_spread(seconds / [one.step_s for one in mxfp8]) if mxfp8 else (None, None)
+    over_mxfp8 = median_and_spread(seconds / seconds_of_steps(mxfp8)) if mxfp8 else (None, None)
     tokens_per_s = run.tokens_per_step / step_s
     flops = run.model.flops_per_token(run.config.train.sequence_length)
     return {
@@ -273,9 +244,9 @@ def row_of(
     }
 
 
-def median_and_spread(values: np.ndarray) -> tuple[float, float]:
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-    return float(middle), float(high - low) / 2
+def seconds_of_steps(rounds: Sequence[Timed]) -> np.ndarray:
+    """Return the seconds of a step of each round."""
+    return np.array([one.seconds for one in rounds]) / STEPS_A_ROUND
 
 
 def more_bytes(model: config.Decoder, tokens: int) -> int:
@@ -291,8 +262,8 @@ def more_bytes(model: config.Decoder, tokens: int) -> int:
     return model.num_layers * tokens * 2 * ((2 * 2 + 2 * 3) * thin + qkv + inner)
 
 
-def kernels_of(run: TrainingRun, most: int = 30) -> list[dict[str, Any]]:
-    """Return the device time of one step: the `most` longest kernels first, and the total."""
+def kernels_of(run: TrainingRun) -> list[dict[str, Any]]:
+    """Return the device time of one step: its longest kernels first, and last the total."""
     activity = torch.profiler.ProfilerActivity
     activities = [activity.CPU, activity.CUDA] if run.device.type == "cuda" else [activity.CPU]
     with torch.profiler.profile(activities=activities) as profile:
@@ -303,42 +274,46 @@ def kernels_of(run: TrainingRun, most: int = 30) -> list[dict[str, Any]]:
     events = [e for e in on_device if not e.is_user_annotation]  # annotations are sums of other events
     times = [(e.self_device_time_total if cuda else e.self_cpu_time_total, e) for e in events]
     total = sum(time_us for time_us, _ in times)
-    longest = sorted(times, key=lambda pair: -pair[0])[:most]
+    longest = sorted(times, key=lambda pair: -pair[0])[:LONGEST]
     return [
         {"kernel": e.key[:90], "calls": e.count, "ms": time_us / 1e3, "share": time_us / total}
         for time_us, e in longest
     ] + [{"kernel": "all", "calls": sum(e.count for _, e in times), "ms": total / 1e3, "share": 1.0}]
 
 
+def case_of(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Case:
+    """Return the case that the options choose."""
+    model = model_of(chosen.model)
+    model = replace(model, ffn_size=chosen.ffn or model.ffn_size, vocab_size=chosen.vocabulary or model.vocab_size)
+    recompute_mlp = chosen.recompute_mlp
+    if recompute_mlp is None:
+        recompute_mlp = math.ceil(model.num_layers * RECOMPUTED)
+    elif recompute_mlp < 1 or not any(ALL_ARMS[name].keeps == "less in MLPs" for name in chosen.arms):
+        parser.error("--recompute-mlp: give at least 1, and an arm that recomputes MLPs with --arms")
+    batch_size = chosen.batch or BATCH_SIZES.get(chosen.model, 8)
+    return Case(model, batch_size, chosen.sequence, not chosen.eager, chosen.device, recompute_mlp)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("train_step", __doc__)
     parser.add_argument("--model", choices=LLAMAS, default="llama_125m", metavar="MODEL", help="a file of conf/model")
     parser.add_argument("--ffn", type=int, help="default: the model file's")
     parser.add_argument("--vocabulary", type=int, help="default: the model file's")
     parser.add_argument("--batch", type=int, help="sequences per step")
     parser.add_argument("--sequence", type=int, default=4096)
     parser.add_argument("--arms", nargs="+", choices=ALL_ARMS, default=list(ARMS), metavar="ARM", help=FIRST)
-    parser.add_argument(
-        "--recompute-mlp", type=int, metavar="N", help="blocks that do; default: 7 of 16, in proportion"
-    )
+    what = "blocks that do; default: 7 of 16, in proportion"
+    parser.add_argument("--recompute-mlp", type=int, metavar="N", help=what)
     parser.add_argument("--seconds", type=float, default=10.0, help="time per arm")
     training_options(parser)
     parser.add_argument("--profile", action="store_true", help="also show each arm's longest kernels of a step")
-    json_option(parser, "train_step")
     chosen = parser.parse_args(arguments)
-    model = model_of(chosen.model)
-    model = replace(model, ffn_size=chosen.ffn or model.ffn_size, vocab_size=chosen.vocabulary or model.vocab_size)
-    batch_size = chosen.batch or BATCH_SIZES.get(chosen.model, 8)
-    recompute_mlp = chosen.recompute_mlp
-    if recompute_mlp is None:
-        recompute_mlp = math.ceil(model.num_layers * RECOMPUTED)
-    elif recompute_mlp < 1 or not any(ALL_ARMS[name].keeps == "less in MLPs" for name in chosen.arms):
-        parser.error("--recompute-mlp: give at least 1, and an arm that recomputes MLPs with --arms")
-    case = Case(model, batch_size, chosen.sequence, not chosen.eager, chosen.device, recompute_mlp)
+    case = case_of(parser, chosen)
     runs = build(case, list(dict.fromkeys([BASELINE, *chosen.arms])))
     rows = measure(runs, chosen.seconds)
     copied_per_s = bandwidth(runs[BASELINE].device, least_s=min(chosen.seconds, 1.0))
-    floor = 1 + more_bytes(model, batch_size * chosen.sequence) / copied_per_s / (rows[0]["step_ms"] / 1e3)
+    tokens = case.batch_size * case.sequence_length
+    floor = 1 + more_bytes(case.model, tokens) / copied_per_s / (rows[0]["step_ms"] / 1e3)
     print(f"floor of mxfp8 over bf16, from the extra bytes at {copied_per_s / 1e12:.3f} TB/s: {floor:.4f}")
     kernels = {name: kernels_of(run) for name, run in runs.items()} if chosen.profile else {}
     for name, table in kernels.items():
@@ -347,9 +322,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show([shown(row) for row in rows])
     sizes = {
         "baseline": BASELINE,
-        "ffn": model.ffn_size,
-        "vocabulary": model.vocab_size,
-        "batch": batch_size,
+        "ffn": case.model.ffn_size,
+        "vocabulary": case.model.vocab_size,
+        "batch": case.batch_size,
         "sequence": chosen.sequence,
     }
     sizes |= {"copied_bytes_per_s": copied_per_s, "floor_over_bf16": floor}

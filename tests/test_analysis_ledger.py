@@ -16,10 +16,11 @@ from analysis.ledger.claim import IMPOSSIBLE, KINDS, NOT_RUN, PRETRAINING, Claim
 from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.page import note_of, pages, tidy
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR, Rule, between, equal, higher
-from analysis.ledger.students import PLAN, Diverges
+from analysis.ledger.students import Diverges
 from analysis.ledger.tables import Tables
 from analysis.ledger.training import Difference
 from analysis.statistics import Effect, Exact
+from analysis.units import PLAN
 
 ROOT = Path(__file__).parents[1]
 ROWS = {claim.id: claim for claims in DOCUMENTS.values() for claim in claims}

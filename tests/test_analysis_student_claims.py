@@ -11,8 +11,10 @@ from scipy import stats
 from student_frames import frame, replica
 
 from analysis.instability import claims
-from analysis.instability.claims import CLAIMS, CONTRADICTED, NOT_RUN, RATE, REPRODUCED, UNCLEAR, WIDTH, Finding, judged
+from analysis.instability.claims import CLAIMS, RATE, WIDTH, Finding, judged
 from analysis.instability.fig03_overflow import COUNT
+from analysis.ledger.claim import NOT_RUN
+from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
 from mxstudy.results import write_table
 
 NONE = pd.DataFrame()

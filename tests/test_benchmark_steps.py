@@ -28,6 +28,7 @@ from benchmarks import (
     side_by_side,
     student_teacher,
     train_step,
+    training,
 )
 from benchmarks.kept import Kept
 from mxstudy import results
@@ -218,7 +219,7 @@ def test_bytes_of_a_step() -> None:
 
 def test_bytes_that_casts_add() -> None:
     """For 1B, FFN 3072, 32768 tokens, by hand: 59 kB per block and token."""
-    model = replace(scaling.model_of("llama_1b"), ffn_size=3072)
+    model = replace(training.model_of("llama_1b"), ffn_size=3072)
     block = 32768 * 2 * (10 * 2048 + 3072 + 6144)
     assert train_step.more_bytes(model, 32768) == 16 * block
     assert 16 * block == pytest.approx(31.1e9, rel=1e-2)

@@ -19,8 +19,9 @@ from analysis.ledger.mxnorm_training import SENSITIVITY, WINDOW
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
 from analysis.ledger.tables import Tables
 from analysis.pages import stated_lots
-from analysis.pages.language_models import LOSS, NORM, RATE, SEED
+from analysis.pages.language_models import LOSS, NORM
 from analysis.recipe.arms_23m import BLOCKWISE, RECIPE, RECIPE_AGAIN, TENSOR, TOGETHER
+from analysis.units import RATE, SEED
 from mxstudy import results
 
 pytestmark = pytest.mark.integration

@@ -12,9 +12,9 @@ from functools import partial
 
 from analysis.ledger.rules import equal, higher, lower
 from analysis.stated import STEPS, Comparison, Question
-from analysis.units import Arm
+from analysis.units import PLAN, Arm
 
-PLAN, TRANSFORM = "config.precision.schedule.0.plan.layers.*", "wgrad_transform"
+TRANSFORM = "wgrad_transform"
 BF16: Arm = {PLAN: "bf16"}
 MX, NV = "mxfp4_parts", "nvfp4_parts"
 SCALES = {"MX": MX, "NV": NV}

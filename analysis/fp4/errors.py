@@ -84,10 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--of", choices=BY_SWEEP, required=True)
     given = options.parse_args(arguments)
     runs, *measured = load_chosen(options, given, "runs", "saturation", "gradient_bias")
-    try:
+    with options.usage_errors():
         figure = draw(BY_SWEEP[given.of], runs, *measured)
-    except ValueError as error:
-        options.error(str(error))
     save(figure, given, caption(runs, __doc__, given.runs))
 
 

@@ -8,7 +8,7 @@ python -m analysis.instability.claims --runs runs/overflow --figure 3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,14 +16,16 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.command import command
+from analysis.command import Parser, command
 from analysis.instability.fig03_overflow import COUNT
-from analysis.statistics import CONFIDENCE, LEAST_UNITS, in_range, wilson
-from analysis.students.arms import REPLICA, ended, named, table
-from analysis.style import parser
+from analysis.ledger.claim import NOT_RUN
+from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
+from analysis.statistics import LEAST_UNITS, in_range, joint_level, newcombe, wilson
+from analysis.students.arms import REPLICA, before_divergence, ended, middle_step, named, table
+from analysis.style import runs_option
+from analysis.units import DATA_SEED, SEED, Arm, chosen
 from mxstudy import results
 
-REPRODUCED, CONTRADICTED, UNCLEAR, NOT_RUN = "reproduced", "contradicted", "cannot tell", "not run"
 MOST_UNITS = 400
 HALF_OF_FIGURE_6 = 2 / 9  # half of 6/9 - 2/9: at 5e-4, of nine sizes, six are unstable in MXFP8 and two in FP32
 UNSTABLE_IN_FIGURE_6 = 2 / 9  # two of nine sizes are unstable at 5e-4 in FP32
@@ -37,13 +39,11 @@ the last such step. At the end: in the last measurement before a divergence, of 
 median."""
 
 RATE, WIDTH = "lr", "config.model.hidden_size"
-DATA_SEED, INITIAL_SEED = "config.data_seed", "config.seed"
 PAIRED_COLUMNS = ("width", "learning rate", "FP32", "MX mix", "pairs", "FP32 alone", "MX mix alone")
 PAIRED_LEGEND = """\
 Diverged: of all replicas that are not open. Pairs: two replicas with the same width, rate, data seed and initial seed,
 neither of them open. Alone: the pairs that diverge in that precision only."""
 
-Arm = Mapping[str, object]
 Quantity = Callable[[pd.DataFrame, pd.DataFrame], pd.Series]
 
 
@@ -86,8 +86,7 @@ def inputs(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
 
 def of_replicas(runs: pd.DataFrame, measured: pd.DataFrame, values: pd.Series, how: str) -> pd.Series:
     rows = measured[[*REPLICA, "step"]].assign(value=values).merge(runs[[*REPLICA, "outcome.diverged_at"]])
-    before = rows[~(rows["step"] >= rows["outcome.diverged_at"])]
-    found = before.groupby(REPLICA)["value"].agg(how)
+    found = before_divergence(rows).groupby(REPLICA)["value"].agg(how)
     return pd.Series(found.reindex(pd.MultiIndex.from_frame(runs[REPLICA])).to_numpy(), runs.index)
 
 
@@ -177,7 +176,7 @@ CLAIMS = (
         diverged,
         MIX,
         FP32,
-        pairs=(WIDTH, RATE, INITIAL_SEED),
+        pairs=(WIDTH, RATE, SEED),
     ),
     more(
         6,
@@ -186,12 +185,17 @@ CLAIMS = (
         diverged,
         MIX | {RATE: 6e-4},
         MIX | {RATE: 2e-4},
-        pairs=(WIDTH, INITIAL_SEED),
+        pairs=(WIDTH, SEED),
     ),
     more(8, "figure 8", "with KL, too, MXFP8 diverges more often than FP32", diverged, MX | KL, FP32 | KL),
     more(8, "figure 8", "with KL more of what diverges comes back than with MSE", came_back, MX | KL, MX | MSE),
     less(11, "figure 11", "smaller initial weights diverge less often in MXFP8", diverged, MX | XAVIER, MX | TORCH),
 )
+
+
+def of_figure(figure: int) -> list[Claim]:
+    """Return the claims of a figure, which are judged jointly."""
+    return [claim for claim in CLAIMS if claim.figure == figure]
 
 
 class Finding(NamedTuple):
@@ -214,9 +218,10 @@ class Finding(NamedTuple):
 
 def judged(claim: Claim, runs: pd.DataFrame, last_bin: pd.DataFrame, claims: int) -> Finding:
     """Judge one of `claims` claims that are judged jointly. `runs` are from `students.arms.ended`."""
-    level, runs = 1 - (1 - CONFIDENCE) / claims, without_open(runs)
+    level, runs = joint_level(claims), without_open(runs)
     values = claim.of(runs, last_bin) if len(runs) else pd.Series(dtype=float)
-    ours, theirs = (values[chosen(runs, arm)] for arm in (claim.arm, claim.baseline))
+    ours = values[chosen(runs, claim.arm)]
+    theirs = values[chosen(runs, claim.baseline)] if claim.baseline else values[:0]
     widths: Sequence[int] = ()
     if claim.pairs and len(runs):
         ours, theirs, widths = partners(ours, theirs, runs, claim.pairs)
@@ -262,22 +267,12 @@ def interval(
     low, high = mean - half, mean + half
     if claim.of in (diverged, unstable, came_back):  # Student's interval has no width if all data seeds agree
         grown = seeds / len(units)
-        p, p_low, p_high = wilson(ours.mean(), grown * len(ours), level)
+        fraction = wilson(ours.mean(), grown * len(ours), level)
+        _, least, most = fraction
         if claim.baseline:
-            q, q_low, q_high = wilson(
-                theirs.mean(), grown * len(theirs), level
-            )  # Newcombe 1998, method 10: replicas are independent
-            p_low, p_high = p - q - np.hypot(p - p_low, q_high - q), p - q + np.hypot(p_high - p, q - q_low)
-        low, high = min(low, float(p_low)), max(high, float(p_high))
+            least, most = newcombe(fraction, wilson(theirs.mean(), grown * len(theirs), level))
+        low, high = min(low, least), max(high, most)
     return in_range(low, high, is_difference=bool(claim.baseline))  # every quantity is a share
-
-
-def chosen(runs: pd.DataFrame, arm: Arm) -> pd.Series:
-    """Return which runs belong to the arm. An empty arm has none."""
-    is_of = pd.Series(bool(arm), index=runs.index)
-    for column, value in arm.items():
-        is_of &= runs[column] == value if column in runs else False
-    return is_of
 
 
 def needed(claim: Claim, units: pd.Series, ours: pd.Series, theirs: pd.Series, level: float) -> str:
@@ -291,9 +286,9 @@ def needed(claim: Claim, units: pd.Series, ours: pd.Series, theirs: pd.Series, l
 
 def report(runs: pd.DataFrame, last_bin: pd.DataFrame, figure: int) -> str:
     """Return Markdown with one line per claim, then the numbers of each data seed."""
-    claims = [claim for claim in CLAIMS if claim.figure == figure]
+    claims = of_figure(figure)
     found = {claim: judged(claim, runs, last_bin, len(claims)) for claim in claims}
-    level = 100 * (1 - (1 - CONFIDENCE) / len(claims))
+    level = 100 * joint_level(len(claims))
     rows = [
         (claim.says, shown(f.value), between(f.low, f.high), f.units, f.verdict, f.price) for claim, f in found.items()
     ]
@@ -320,7 +315,7 @@ def filling(runs: pd.DataFrame, last_bin: pd.DataFrame) -> tuple[pd.DataFrame, p
     """
     measured = last_bin[[*REPLICA, "step"]].assign(share=last_bin[first_gain(last_bin)])
     measured = measured.merge(runs[[*REPLICA, "outcome.diverged_at", "diverged"]])
-    before = measured[~(measured["step"] >= measured["outcome.diverged_at"])]
+    before = before_divergence(measured)
     by_replica = before[before["share"] >= FILLED].groupby(REPLICA)
     full = by_replica.agg(first=("step", "min"), last=("step", "max"), diverged=("diverged", "first"))
     ends = before[before["outcome.diverged_at"].notna()].sort_values("step").groupby(REPLICA).tail(1)["share"]
@@ -341,8 +336,8 @@ def filled(runs: pd.DataFrame, last_bin: pd.DataFrame) -> str:
                 arm,
                 f"{len(full)} of {len(own)}",
                 f"{full['diverged'].sum():.0f} of {full['diverged'].count()}",
-                f"{full['first'].median():,.0f}" if len(full) else "-",
-                f"{full['last'].median():,.0f}" if len(full) else "-",
+                middle_step(full["first"]),
+                middle_step(full["last"]),
                 f"{(ends >= FILLED).sum()} of {len(ends)}",
                 f"{ends.median():.2g}" if len(ends) else "-",
             )
@@ -362,7 +357,7 @@ def paired(runs: pd.DataFrame) -> str:
     rows = []
     for (width, rate), own in without_open(runs).groupby([WIDTH, RATE]):
         one, other = (own.loc[chosen(own, arm), "diverged"].dropna() for arm in (FP32, MIX))
-        fp32, mix = (part.groupby([own[DATA_SEED], own[INITIAL_SEED]]).first() for part in (one, other))
+        fp32, mix = (part.groupby([own[DATA_SEED], own[SEED]]).first() for part in (one, other))
         less = (mix - fp32).dropna()
         counts = [f"{part.sum():.0f} of {len(part)}" for part in (one, other)]
         rows.append((width, f"{rate:g}", *counts, len(less), (less < 0).sum(), (less > 0).sum()))
@@ -379,10 +374,11 @@ def between(low: float, high: float) -> str:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__)
+    options = Parser(__doc__)
+    runs_option(options, required=True)
     options.add_argument("--figure", type=int, required=True, choices=sorted({claim.figure for claim in CLAIMS}))
     given = options.parse_args(arguments)
-    is_measured = any(claim.of in (first_gains, inputs) for claim in CLAIMS if claim.figure == given.figure)
+    is_measured = any(claim.of in (first_gains, inputs) for claim in of_figure(given.figure))
     last_bin = results.load(given.runs, LAST_BIN) if is_measured else pd.DataFrame()
     runs = ended(results.load(given.runs, "runs"))
     print(report(runs, last_bin, given.figure))

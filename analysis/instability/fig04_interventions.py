@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.command import command
-from analysis.students.arms import difference, shown
+from analysis.command import command, without_command
+from analysis.students.arms import difference, quartiles, shown, wilson
 from analysis.students.curves import band, limit, losses_by_replica
 from analysis.style import TWO_COLUMNS, colors, figure_parser, load_chosen, plt, save
+from analysis.units import DATA_SEED, SEED
 from mxstudy import results
 
 CONTROL = "none"
@@ -43,7 +43,7 @@ def judged(forks: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
         intervention=forks["fingerprint"].map(named),
         diverged=lost.astype(float),
         open=forks["rising_at"].notna() & ~lost,
-        **{"config.seed": forks["seed"], "config.data_seed": forks["data_seed"]},
+        **{SEED: forks["seed"], DATA_SEED: forks["data_seed"]},
     )
 
 
@@ -55,9 +55,8 @@ def interventions(forks: pd.DataFrame) -> list[str]:
 def title(point: str) -> str:
     """Return the title of a point: 'before 10', '0.88' or 'step 300'."""
     kind, _, number = point.partition(" ")
-    return {"before": f"{number} steps before divergence", "step": point}.get(
-        kind, f"at {kind} of the way to divergence"
-    )
+    titles = {"before": f"{number} steps before divergence", "step": point}
+    return titles.get(kind, f"at {kind} of the way to divergence")
 
 
 def colors_of(forks: pd.DataFrame) -> dict[str, str]:
@@ -122,17 +121,15 @@ def table(forks: pd.DataFrame) -> str:
         control = at_point[at_point["intervention"] == CONTROL]
         for name in interventions(at_point):
             own = at_point[at_point["intervention"] == name]
-            interval = results.fraction(int(own["diverged"].sum()), len(own))
             less = shown(difference(own, control)) if len(control) and name != CONTROL else "-"
-            losses = own["loss"].astype(float).where(np.isfinite(own["loss"]), np.inf)
-            low, middle, high = np.quantile(losses, (0.25, 0.5, 0.75), method="inverted_cdf")
+            low, middle, high = quartiles(own["loss"])
             cells = [
                 name,
                 point,
                 len(own),
                 own["open"].sum(),
                 f"{own['diverged'].sum():.0f} of {len(own)}",
-                f"{interval.low:.2f} .. {interval.high:.2f}",
+                wilson(own["diverged"]),
                 ", ".join(f"{steps:.0f}" for steps in sorted((own["diverged_at"] - own["step"]).dropna())) or "-",
                 less,
                 f"{middle:.3g} ({low:.3g} .. {high:.3g})",
@@ -147,12 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = options.parse_args(arguments)
     runs, forks, metrics = load_chosen(options, chosen, "runs", "forks", "fork_metrics")
     forks = judged(forks, runs)
-    said = (__doc__ or "").partition("python -m")[0].strip()
     parents = ", ".join(fingerprint[:12] for fingerprint in forks["parent"].unique())
-    try:
-        caption = f"{said}\n\nForks of {parents}.\n\n{table(forks)}"
-    except ValueError as error:
-        options.error(str(error))
+    with options.usage_errors():
+        caption = f"{without_command(__doc__)}\n\nForks of {parents}.\n\n{table(forks)}"
     save(draw(forks, metrics), chosen, caption)
 
 

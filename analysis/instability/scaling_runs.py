@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.command import Parser, without_command
 from analysis.instability.chinchilla import need_columns
 from analysis.style import caption, load_chosen, runs_option
 
@@ -33,7 +34,7 @@ def source_options(options: argparse.ArgumentParser) -> None:
     runs_option(source)
 
 
-def read(options: argparse.ArgumentParser, chosen: argparse.Namespace, shows: str | None) -> tuple[pd.DataFrame, str]:
+def read(options: Parser, chosen: argparse.Namespace, shows: str | None) -> tuple[pd.DataFrame, str]:
     """Return one row per run (weight_activation, params, tokens, min_val_loss), and the text of the caption."""
     if chosen.losses:
         if chosen.only or chosen.without:
@@ -45,8 +46,8 @@ def read(options: argparse.ArgumentParser, chosen: argparse.Namespace, shows: st
 def from_csv(path: Path, shows: str | None) -> tuple[pd.DataFrame, str]:
     runs = pd.read_csv(path)
     need_columns(runs, [LOSS])
-    said = (shows or "").partition("python -m")[0].strip()
-    return runs, f"{said}\n\n- {path.name}: {len(runs)} rows, {runs[LOSS].isna().sum()} of them without a loss\n"
+    missing = f"{len(runs)} rows, {runs[LOSS].isna().sum()} of them without a loss"
+    return runs, f"{without_command(shows)}\n\n- {path.name}: {missing}\n"
 
 
 def uncounted(runs: pd.DataFrame) -> pd.Series | int:

@@ -129,13 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--resamples", type=int, default=300, help="number of resamples for the intervals")
     options.add_argument("--arms", nargs="+", metavar="ARM", help="such as e4m3_bfloat16; all if not given")
     chosen = options.parse_args(arguments)
-    try:
+    with options.usage_errors((ValueError, OSError)):
         runs, said = read(options, chosen, __doc__)
         arms = pick(by_arm(runs), chosen.arms)
         laws = fit_arms(arms)
         rows = constants(arms, laws, chosen.resamples)
-    except (ValueError, OSError) as error:
-        options.error(str(error))
     save(draw(arms, laws), chosen, f"{said}\n{markdown(rows)}")
 
 

@@ -90,11 +90,9 @@ def cell(ours: float, printed: float, sign: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = table_parser("instability_table04_mitigations", __doc__, source_options)
     chosen = options.parse_args(arguments)
-    try:
+    with options.usage_errors((ValueError, OSError)):
         runs, said = read(options, chosen, __doc__)
         table = differences(runs)
-    except (ValueError, OSError) as error:
-        options.error(str(error))
     save_table(f"{said}\n{markdown(table)}", chosen.name)
 
 

@@ -19,15 +19,15 @@ def number(value: float, count: int = 1, note: str = "", unit: str = "cases") ->
     return Evidence([Exact(float(value), count)], unit, note)
 
 
-def computed(of: Callable[[], float], note: str = "") -> Judge:
+def computed(of: Callable[[], float]) -> Judge:
     """Return a judge of one number that needs no table."""
-    return lambda tables: number(of(), note=note)
+    return lambda tables: number(of())
 
 
-def printed(pairs: Sequence[tuple[float, float]], note: str = "") -> Judge:
+def printed(pairs: Sequence[tuple[float, float]]) -> Judge:
     """Return a judge of the largest difference between printed and computed numbers, given as (printed, computed)."""
     worst = max(abs(ours - theirs) for theirs, ours in pairs)
-    return lambda tables: number(worst, len(pairs), note, "printed numbers")
+    return lambda tables: number(worst, len(pairs), unit="printed numbers")
 
 
 # ------------------------------------------------------------------------------------------------------- MXNorm's paper
@@ -96,17 +96,11 @@ def nearest_size() -> float:
     return found / name - 1
 
 
-def expected_scale(sign: int, block_size: int = 32) -> float:
-    """Return appendix K's sum for the mean rounded absmax of a block. The printed sign is -1."""
-    j = np.arange(-60, 8)
-    below, above = ((2 * stats.norm.cdf(2.0 ** (j + up)) - 1) ** block_size for up in (0, 1))
-    return float((2.0**j * sign * (above - below)).sum())
-
-
-def rounded_scale(sigma: float) -> float:
+def rounded_scale(sigma: float, sign: int = 1) -> float:
+    """Return appendix K's sum for the mean rounded absmax of 32 normal numbers. The printed sign is -1."""
     j = np.arange(-60, 12)
     below, above = ((2 * stats.norm.cdf(2.0 ** (j + up) / sigma) - 1) ** 32 for up in (0, 1))
-    return float((2.0**j * (above - below)).sum())
+    return float((2.0**j * sign * (above - below)).sum())
 
 
 def falls() -> float:

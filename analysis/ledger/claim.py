@@ -7,19 +7,14 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.ledger.rules import ALPHA, UNCLEAR, Rule
+from analysis.ledger.rules import UNCLEAR, Rule
 from analysis.ledger.tables import Missing, Tables
-from analysis.statistics import LEAST_UNITS, Effect, Found
+from analysis.statistics import ALPHA, LEAST_UNITS, Effect, Found
 from analysis.units import Arm, chosen, differing, of_one_code, shared_units
 
 NOT_RUN, IMPOSSIBLE = "not run", "not possible here"
-ARITHMETIC, KERNEL, STUDENTS, PRETRAINING, EVALUATION = KINDS = (
-    "arithmetic",
-    "kernel",
-    "students",
-    "pre-training",
-    "evaluation",
-)
+KINDS = ("arithmetic", "kernel", "students", "pre-training", "evaluation")
+ARITHMETIC, KERNEL, STUDENTS, PRETRAINING, EVALUATION = KINDS
 
 
 class NotPossible(Exception):

@@ -10,12 +10,14 @@ from functools import partial
 from math import inf
 
 from analysis.ledger.claim import STUDENTS, Claim, Judge
-from analysis.ledger.rules import Rule, between, higher, lower
-from analysis.ledger.students import PLAN, Diverges, Ends, Prestated
+from analysis.ledger.rules import Rule, between, equal, higher, lower
+from analysis.ledger.students import Diverges, Ends, Prestated
 from analysis.ledger.tables import Tables
+from analysis.units import PLAN
 
 HALF = 2 / 9
 OF_FIGURE_6 = (HALF, "half of its figure 6's difference at 5e-4: six of nine sizes minus two")
+MORE, LESS, ALIKE = (rule(*OF_FIGURE_6) for rule in (higher, lower, equal))
 SAME_LOSS = (0.05, "ours: 5 % of the final loss")
 
 CODE = {"config.student.vector_ops": "code", "config.teacher.kind": "code", "config.loss": "mse"}
@@ -47,128 +49,75 @@ def general(judge: Judge, rule: Rule) -> Callable[[Tables], str]:
     return lambda tables: rule.verdict(judge(tables).found)[0]
 
 
-def stated(id: str, where: str, says: str, words: str, lot: str, page: str, other: Judge | None, rule: Rule) -> Claim:
-    """Return a claim whose rule was stated before its runs. The general rule is shown beside it."""
-    judge = Prestated(says, lot, general(other, rule) if other else None)
-    return students(
-        id=id, where=where, says=says, arms=words, judge=judge, rule=rule, page=page, there="one run an arm"
-    )
-
-
-FIGURES = "student_figures"
-LOT_1 = Diverges(("overflow",), MX_CODE, FP32)
+FIGURES, WINDOW = "student_figures", "learning_rate_window"  # pages
+KL = {"config.loss": "kl"}
+XAVIER, TORCH = ({"config.model.init": init} for init in ("xavier", "torch"))
 BOTH = (WIDTH, RATE)
 
-STATED = (
-    stated(
-        "instability-fig-3-diverges",
-        "figure 3, centre",
-        "MXFP8 diverges more often than FP32",
-        "public code in MXFP8, FP32",
-        "overflow",
-        FIGURES,
-        LOT_1,
-        higher(*OF_FIGURE_6),
-    ),
-    stated(
-        "instability-fig-3-gains",
-        "section 5.1, figure 3",
-        "before a divergence at least three quarters of the first block's gains are in the last bin",
-        "public code in MXFP8",
-        "overflow",
-        FIGURES,
-        None,
-        between(0.75, inf, '"nearly 75 %"'),
-    ),
-    stated(
-        "instability-fig-3-activations",
-        "section 5.1, figure 3 right",
-        "about 1 % of the activations, 0.5 to 2 %, is in the last bin",
-        "public code in MXFP8",
-        "overflow",
-        FIGURES,
-        None,
-        between(0.005, 0.02, "a factor of 2"),
-    ),
-    *(
-        stated(
-            f"instability-window-fp32-{width}",
-            "appendix C.1",
-            f"at width {width} FP32 is stable at 2e-4 to 6e-4",
-            f"FP32, width {width}",
-            "learning_rate_window",
-            "learning_rate_window",
-            Diverges(("learning_rate_window",), FP32 | {WIDTH: width}, over=(RATE,), unstable=True),
-            between(-inf, HALF, OF_FIGURE_6[1]),
-        )
-        for width in (512, 768)
-    ),
-    stated(
-        "instability-window-mix",
-        "appendix C.1, figure 6",
-        "at 2e-4 to 6e-4 MX mix diverges more often than FP32",
-        "MX mix, FP32",
-        "learning_rate_window",
-        "learning_rate_window",
-        Diverges(("learning_rate_window",), FORMATS["MX mix"], FP32, over=BOTH),
-        higher(*OF_FIGURE_6),
-    ),
-    stated(
-        "instability-window-rates",
-        "appendix C.1, figure 6",
-        "in MX mix instabilities come with larger rates",
-        "MX mix at 6e-4, at 2e-4",
-        "learning_rate_window",
-        "learning_rate_window",
-        None,
-        higher(*OF_FIGURE_6),
-    ),
-    stated(
-        "instability-fig-8-kl",
-        "appendix D, figure 8",
-        "with KL, too, MXFP8 diverges more often than FP32",
-        "public code with KL in MXFP8, FP32",
-        "loss",
-        FIGURES,
-        Diverges(("loss",), MX_CODE | {"config.loss": "kl"}, FP32 | {"config.loss": "kl"}),
-        higher(*OF_FIGURE_6),
-    ),
-    stated(
-        "instability-fig-8-back",
-        "appendix D, figure 8",
-        "with KL more of what diverges comes back than with MSE",
-        "public code in MXFP8 with KL, MSE",
-        "loss",
-        FIGURES,
-        None,
-        higher(*OF_FIGURE_6),
-    ),
-    stated(
-        "instability-fig-11-small",
-        "appendix E, figure 11",
-        "smaller initial weights diverge less often in MXFP8",
-        "public code in MXFP8: Xavier at a gain of 0.5, torch's",
-        "initialisation",
-        FIGURES,
-        Diverges(
-            ("initialisation",), MX_CODE | {"config.model.init": "xavier"}, MX_CODE | {"config.model.init": "torch"}
-        ),
-        lower(*OF_FIGURE_6),
-    ),
-)
-
-
-def decisive(id: str, where: str, says: str, words: str, arm: dict, baseline: dict, rule: Rule) -> Claim:
-    return students(
-        id=f"instability-{id}",
+# The rules were stated before the runs of a lot. What the general rules say is shown beside them.
+STATED = tuple(
+    students(
+        id=f"instability-{name}",
         where=where,
         says=says,
         arms=words,
-        judge=Diverges(DECISIVE, arm, baseline),
+        judge=Prestated(says, lot, None if judge is None else general(judge, rule)),
         rule=rule,
-        page="student_teacher",
+        page=WINDOW if lot == WINDOW else FIGURES,
+        there="one run an arm",
     )
+    for name, where, says, words, lot, judge, rule in (
+        (
+            *("fig-3-diverges", "figure 3, centre", "MXFP8 diverges more often than FP32"),
+            *("public code in MXFP8, FP32", "overflow", Diverges(("overflow",), MX_CODE, FP32), MORE),
+        ),
+        (
+            *("fig-3-gains", "section 5.1, figure 3"),
+            "before a divergence at least three quarters of the first block's gains are in the last bin",
+            *("public code in MXFP8", "overflow", None, between(0.75, inf, '"nearly 75 %"')),
+        ),
+        (
+            *("fig-3-activations", "section 5.1, figure 3 right"),
+            "about 1 % of the activations, 0.5 to 2 %, is in the last bin",
+            *("public code in MXFP8", "overflow", None, between(0.005, 0.02, "a factor of 2")),
+        ),
+        *(
+            (
+                *(f"window-fp32-{width}", "appendix C.1", f"at width {width} FP32 is stable at 2e-4 to 6e-4"),
+                *(f"FP32, width {width}", WINDOW),
+                Diverges((WINDOW,), FP32 | {WIDTH: width}, over=(RATE,), unstable=True),
+                between(-inf, HALF, OF_FIGURE_6[1]),
+            )
+            for width in (512, 768)
+        ),
+        (
+            *("window-mix", "appendix C.1, figure 6", "at 2e-4 to 6e-4 MX mix diverges more often than FP32"),
+            *("MX mix, FP32", WINDOW, Diverges((WINDOW,), FORMATS["MX mix"], FP32, over=BOTH), MORE),
+        ),
+        (
+            *("window-rates", "appendix C.1, figure 6", "in MX mix instabilities come with larger rates"),
+            *("MX mix at 6e-4, at 2e-4", WINDOW, None, MORE),
+        ),
+        (
+            *("fig-8-kl", "appendix D, figure 8", "with KL, too, MXFP8 diverges more often than FP32"),
+            *("public code with KL in MXFP8, FP32", "loss", Diverges(("loss",), MX_CODE | KL, FP32 | KL), MORE),
+        ),
+        (
+            *("fig-8-back", "appendix D, figure 8", "with KL more of what diverges comes back than with MSE"),
+            *("public code in MXFP8 with KL, MSE", "loss", None, MORE),
+        ),
+        (
+            *("fig-11-small", "appendix E, figure 11", "smaller initial weights diverge less often in MXFP8"),
+            *("public code in MXFP8: Xavier at a gain of 0.5, torch's", "initialisation"),
+            *(Diverges(("initialisation",), MX_CODE | XAVIER, MX_CODE | TORCH), LESS),
+        ),
+    )
+)
 
+FIGURE_2, ACTIVATION = ("activations_and_norm",), "config.model.activation"
+NO_NORM, LAYERNORM = ({"config.norm.kind": kind} for kind in ("none", "layernorm"))
+SWIGLU, GELU = (LAYERNORM | {ACTIVATION: name} for name in ("swiglu", "gelu"))
+ALL = (*SIZES, ACTIVATION)  # settings of figure 2b's arms
 
 ABLATIONS = (
     students(
@@ -180,59 +129,47 @@ ABLATIONS = (
         rule=between(HALF, inf, OF_FIGURE_6[1]),
         page=FIGURES,
     ),
-    decisive(
-        "mxfp8-less-bf16",
-        "section 4.1",
-        "what makes students diverge is MX: MXFP8 diverges more often than bf16",
-        "MXFP8, bf16; code's teacher",
-        REFERENCE,
-        CONTROL | {PLAN: "bf16"},
-        higher(*OF_FIGURE_6),
-    ),
-    decisive(
-        "gains-in-mx",
-        "section 5.1, key takeaways",
-        "overflow of clustered gains is the dominant cause: gains in MX diverge more often than in bf16",
-        "gains in MX, in bf16; code's teacher",
-        REFERENCE | {"config.student.gain": "mx"},
-        REFERENCE,
-        higher(*OF_FIGURE_6),
-    ),
-    decisive(
-        "scale-rule",
-        "sections 5.1, 7",
-        "a scale that avoids the overflow is more stable: RCEIL diverges less often than floor",
-        "RCEIL, floor; code's teacher",
-        REFERENCE | {"config.precision.scale_rule": "rceil"},
-        REFERENCE,
-        lower(*OF_FIGURE_6),
-    ),
-    decisive(
-        "e5m2",
-        "section 5.1",
-        "E5M2, too, is unstable: it diverges more often than bf16",
-        "E5M2, bf16; code's teacher",
-        CONTROL | {PLAN: "mxfp8_e5m2"},
-        CONTROL | {PLAN: "bf16"},
-        higher(*OF_FIGURE_6),
-    ),
-    decisive(
-        "weights-only",
-        "sections 5.2, 6",
-        "with bf16 activations (MX weights alone) students diverge less often than in MXFP8",
-        "weights only, MXFP8; code's teacher",
-        CONTROL | {PLAN: "mxfp8_bf16_act"},
-        REFERENCE,
-        lower(*OF_FIGURE_6),
-    ),
-    decisive(
-        "forward-only",
-        "sections 5.2, 6",
-        "with MX in the forward alone students diverge less often than in MXFP8",
-        "forward only, MXFP8; code's teacher",
-        CONTROL | {PLAN: "mxfp8_forward_only"},
-        REFERENCE,
-        lower(*OF_FIGURE_6),
+    *(
+        students(
+            id=f"instability-{name}",
+            where=where,
+            says=says,
+            arms=f"{words}; code's teacher",
+            judge=Diverges(DECISIVE, arm, baseline),
+            rule=rule,
+            page="student_teacher",
+        )
+        for name, where, says, words, arm, baseline, rule in (
+            (
+                *("mxfp8-less-bf16", "section 4.1"),
+                "what makes students diverge is MX: MXFP8 diverges more often than bf16",
+                *("MXFP8, bf16", REFERENCE, CONTROL | {PLAN: "bf16"}, MORE),
+            ),
+            (
+                *("gains-in-mx", "section 5.1, key takeaways"),
+                "overflow of clustered gains is the dominant cause: gains in MX diverge more often than in bf16",
+                *("gains in MX, in bf16", REFERENCE | {"config.student.gain": "mx"}, REFERENCE, MORE),
+            ),
+            (
+                *("scale-rule", "sections 5.1, 7"),
+                "a scale that avoids the overflow is more stable: RCEIL diverges less often than floor",
+                *("RCEIL, floor", REFERENCE | {"config.precision.scale_rule": "rceil"}, REFERENCE, LESS),
+            ),
+            (
+                *("e5m2", "section 5.1", "E5M2, too, is unstable: it diverges more often than bf16"),
+                *("E5M2, bf16", CONTROL | {PLAN: "mxfp8_e5m2"}, CONTROL | {PLAN: "bf16"}, MORE),
+            ),
+            (
+                *("weights-only", "sections 5.2, 6"),
+                "with bf16 activations (MX weights alone) students diverge less often than in MXFP8",
+                *("weights only, MXFP8", CONTROL | {PLAN: "mxfp8_bf16_act"}, REFERENCE, LESS),
+            ),
+            (
+                *("forward-only", "sections 5.2, 6"),
+                "with MX in the forward alone students diverge less often than in MXFP8",
+                *("forward only, MXFP8", CONTROL | {PLAN: "mxfp8_forward_only"}, REFERENCE, LESS),
+            ),
+        )
     ),
     *(
         students(
@@ -246,68 +183,28 @@ ABLATIONS = (
         )
         for name, where, says, words, judge, rule in (
             (
-                "swiglu",
-                "section 4.2, figure 2a",
-                "in low precision SwiGLU diverges more often than GELU",
-                "SwiGLU, GELU in MXFP8",
-                Diverges(
-                    ("activations_and_norm",),
-                    MX_CODE | {"config.model.activation": "swiglu", "config.norm.kind": "layernorm"},
-                    MX_CODE | {"config.model.activation": "gelu", "config.norm.kind": "layernorm"},
-                    SIZES,
-                ),
-                higher(*OF_FIGURE_6),
+                *("swiglu", "section 4.2, figure 2a", "in low precision SwiGLU diverges more often than GELU"),
+                *("SwiGLU, GELU in MXFP8", Diverges(FIGURE_2, MX_CODE | SWIGLU, MX_CODE | GELU, SIZES)),
+                MORE,
             ),
             (
-                "swiglu-fp32",
-                "section 4.2, figure 2a",
-                "SwiGLU diverges more often in high precision as well",
-                "SwiGLU, GELU in FP32",
-                Diverges(
-                    ("activations_and_norm",),
-                    FP32 | {"config.model.activation": "swiglu", "config.norm.kind": "layernorm"},
-                    FP32 | {"config.model.activation": "gelu", "config.norm.kind": "layernorm"},
-                    SIZES,
-                ),
-                higher(*OF_FIGURE_6),
+                *("swiglu-fp32", "section 4.2, figure 2a", "SwiGLU diverges more often in high precision as well"),
+                *("SwiGLU, GELU in FP32", Diverges(FIGURE_2, FP32 | SWIGLU, FP32 | GELU, SIZES)),
+                MORE,
             ),
             (
-                "no-norm",
-                "section 4.2, figure 2b",
-                "without LayerNorm low precision diverges less often",
-                "no norm, LayerNorm in MXFP8",
-                Diverges(
-                    ("activations_and_norm",),
-                    MX_CODE | {"config.norm.kind": "none"},
-                    MX_CODE | {"config.norm.kind": "layernorm"},
-                    (*SIZES, "config.model.activation"),
-                ),
-                lower(*OF_FIGURE_6),
+                *("no-norm", "section 4.2, figure 2b", "without LayerNorm low precision diverges less often"),
+                *("no norm, LayerNorm in MXFP8", Diverges(FIGURE_2, MX_CODE | NO_NORM, MX_CODE | LAYERNORM, ALL)),
+                LESS,
             ),
             (
-                "no-norm-fp32",
-                "section 4.2, figure 2b",
-                "without LayerNorm high precision diverges more often",
-                "no norm, LayerNorm in FP32",
-                Diverges(
-                    ("activations_and_norm",),
-                    FP32 | {"config.norm.kind": "none"},
-                    FP32 | {"config.norm.kind": "layernorm"},
-                    (*SIZES, "config.model.activation"),
-                ),
-                higher(*OF_FIGURE_6),
+                *("no-norm-fp32", "section 4.2, figure 2b", "without LayerNorm high precision diverges more often"),
+                *("no norm, LayerNorm in FP32", Diverges(FIGURE_2, FP32 | NO_NORM, FP32 | LAYERNORM, ALL)),
+                MORE,
             ),
             (
-                "no-norm-loss",
-                "section 4.2, figure 2b",
-                "without LayerNorm the loss is lower",
-                "no norm, LayerNorm in FP32",
-                Ends(
-                    ("activations_and_norm",),
-                    FP32 | {"config.norm.kind": "none"},
-                    FP32 | {"config.norm.kind": "layernorm"},
-                    (*SIZES, "config.model.activation"),
-                ),
+                *("no-norm-loss", "section 4.2, figure 2b", "without LayerNorm the loss is lower"),
+                *("no norm, LayerNorm in FP32", Ends(FIGURE_2, FP32 | NO_NORM, FP32 | LAYERNORM, ALL)),
                 lower(*SAME_LOSS),
             ),
         )

@@ -10,8 +10,8 @@ from analysis.ledger.claim import PRETRAINING, Claim
 from analysis.ledger.rules import between, equal, higher, lower
 from analysis.ledger.training import Dies, Difference, Probed, at_scale, fullest_last_bin, in_lot
 from analysis.recipe.arms_23m import RECIPE
+from analysis.units import PLAN, RATE
 
-PLAN = "config.precision.schedule.0.plan.layers.*"
 BF16 = {PLAN: "bf16"}
 SIZES = ("config.model.num_heads", "config.train.steps", "config.model.hidden_size", "config.model.num_layers")
 GRID, PAIRS, AFFINE, MITIGATIONS = (
@@ -25,7 +25,7 @@ RESOLUTION = (0.005, "the resolution of its tables' losses")
 WIDE = "20M to 1.7B, 2e17 to 4.8e19 FLOPs, about 70 models a format"
 # The largest of the paper's models: 1.74 billion parameters for 4.84e19 FLOPs; four pairs.
 LARGEST = (1.74e9, 4.84e19 / (6 * 1.74e9), 8)
-AT_2E_4 = {PLAN: "mxfp8", "config.optimizer.lr": 2e-4}
+AT_2E_4 = {PLAN: "mxfp8", RATE: 2e-4}
 # Figure 12: n = 9, 73 million parameters, 50,000 steps of 262,144 tokens; four pairs.
 FIGURE_12 = (7.27e7, 50_000 * 262_144, 8)
 
@@ -143,7 +143,7 @@ CLAIMS = (
             *FIGURE_12,
             Dies(
                 AFFINE,
-                {PLAN: "mxfp8", "config.norm.affine": False, "config.optimizer.lr": 1e-3},
+                {PLAN: "mxfp8", "config.norm.affine": False, RATE: 1e-3},
                 {**AT_2E_4, "config.norm.affine": False},
             ),
         ),

@@ -7,13 +7,16 @@ from math import inf
 
 from analysis.ledger.claim import Claim
 from analysis.ledger.instability import (
+    ALIKE,
     CODE,
     CONSTANT,
     COSINE,
     FORMATS,
     FP32,
     HALF,
+    LESS,
     LOW_RATES,
+    MORE,
     MX_CODE,
     OF_FIGURE_6,
     RATE,
@@ -21,9 +24,8 @@ from analysis.ledger.instability import (
     WIDTH,
     students,
 )
-from analysis.ledger.rules import Rule, between, equal, higher, lower
+from analysis.ledger.rules import Rule, between, higher
 from analysis.ledger.students import (
-    PLAN,
     Diverges,
     Ends,
     Intervention,
@@ -33,164 +35,71 @@ from analysis.ledger.students import (
     place_of_least,
     product_of,
 )
-from analysis.units import Arm
+from analysis.units import PLAN, Arm
 
 EARLY, LATE = "0.88", "before 10"
 CHANGE = "config.intervention."
 FORK_PLAN = f"{CHANGE}plan.layers.*"
-REDRAWN = {f"{CHANGE}perturbed_weight": 0}  # the control: the same arithmetic, with one bit of one weight flipped
-FP32_THROUGHOUT = {
-    FORK_PLAN: "fp32",
-    f"{CHANGE}gain": "fp32",
-    f"{CHANGE}vector_ops": "fp32",
-    f"{CHANGE}compute": "fp32",
+# A redrawn fork is the control: the same arithmetic, with one bit of one weight flipped.
+REDRAWN, FORWARD_ONLY, ACTIVATIONS = "MXFP8 redrawn", "forward only", "bf16 activations"
+CHANGES: dict[str, Arm] = {
+    REDRAWN: {f"{CHANGE}perturbed_weight": 0},
+    "FP32": {FORK_PLAN: "fp32"} | {f"{CHANGE}{part}": "fp32" for part in ("gain", "vector_ops", "compute")},
+    "RCEIL": {f"{CHANGE}scale_rule": "rceil"},
+    "norms and gains in FP32": {f"{CHANGE}gain": "fp32", f"{CHANGE}norm_ops": "fp32"},
+    FORWARD_ONLY: {FORK_PLAN: "mxfp8_forward_only"},
+    ACTIVATIONS: {FORK_PLAN: "mxfp8_bf16_act"},
+    "in the forward alone": {FORK_PLAN: "mxfp8_bf16_act_fwd"},
+    "bf16 weights": {FORK_PLAN: "mxfp8_bf16_weight"},
 }
-RCEIL = {f"{CHANGE}scale_rule": "rceil"}
-NORMS = {f"{CHANGE}gain": "fp32", f"{CHANGE}norm_ops": "fp32"}
-FORWARD_ONLY = {FORK_PLAN: "mxfp8_forward_only"}
-BF16_ACT = {FORK_PLAN: "mxfp8_bf16_act"}
-BF16_ACT_FORWARD = {FORK_PLAN: "mxfp8_bf16_act_fwd"}
-BF16_WEIGHT = {FORK_PLAN: "mxfp8_bf16_weight"}
-AGREES = equal(*OF_FIGURE_6)
 
-
-def intervention(name: str, says: str, words: str, point: str, change: dict, against: dict | None, rule: Rule) -> Claim:
-    return students(
+INTERVENTIONS = tuple(
+    students(
         id=f"instability-fork-{name}",
         where="section 5.2, figure 4",
         says=says,
-        arms=f"forks at {point}: {words}",
-        judge=Intervention(point, change, against),
+        arms=f"forks at {point}: {change}, {against}",
+        judge=Intervention(point, CHANGES[change], CHANGES[against]),
         rule=rule,
         page="student_teacher",
         there="one parent a point",
         here="forks of students of 4 x 512",
     )
-
-
-INTERVENTIONS = (
-    intervention(
-        "fp32-early",
-        "FP32 from well before on prevents a divergence",
-        "FP32, MXFP8 redrawn",
-        EARLY,
-        FP32_THROUGHOUT,
-        REDRAWN,
-        lower(*OF_FIGURE_6),
-    ),
-    intervention(
-        "fp32-late",
-        "FP32 from just before on does not prevent it",
-        "FP32, MXFP8 redrawn",
-        LATE,
-        FP32_THROUGHOUT,
-        REDRAWN,
-        AGREES,
-    ),
-    intervention(
-        "bump-early",
-        "exponents that avoid the last bin do not prevent it",
-        "RCEIL, MXFP8 redrawn",
-        EARLY,
-        RCEIL,
-        REDRAWN,
-        AGREES,
-    ),
-    intervention(
-        "bump-late",
-        "nor do they from just before on",
-        "RCEIL, MXFP8 redrawn",
-        LATE,
-        RCEIL,
-        REDRAWN,
-        AGREES,
-    ),
-    intervention(
-        "norms-early",
-        "norms and gains that are not quantised delay or prevent it",
-        "norms and gains in FP32, MXFP8 redrawn",
-        EARLY,
-        NORMS,
-        REDRAWN,
-        lower(*OF_FIGURE_6),
-    ),
-    intervention(
-        "norms-late",
-        "so do they from just before on",
-        "norms and gains in FP32, MXFP8 redrawn",
-        LATE,
-        NORMS,
-        REDRAWN,
-        lower(*OF_FIGURE_6),
-    ),
-    intervention(
-        "forward-early",
-        "a backward that is not quantised does as well as FP32",
-        "forward only, FP32",
-        EARLY,
-        FORWARD_ONLY,
-        FP32_THROUGHOUT,
-        AGREES,
-    ),
-    intervention(
-        "forward-prevents",
-        "a backward that is not quantised prevents it",
-        "forward only, MXFP8 redrawn",
-        EARLY,
-        FORWARD_ONLY,
-        REDRAWN,
-        lower(*OF_FIGURE_6),
-    ),
-    intervention(
-        "activations-early",
-        "bf16 activations in both passes delay or prevent it",
-        "bf16 activations, MXFP8 redrawn",
-        EARLY,
-        BF16_ACT,
-        REDRAWN,
-        lower(*OF_FIGURE_6),
-    ),
-    intervention(
-        "activations-less-fp32",
-        "bf16 activations do less than FP32 in the end",
-        "bf16 activations, FP32",
-        EARLY,
-        BF16_ACT,
-        FP32_THROUGHOUT,
-        higher(*OF_FIGURE_6),
-    ),
-    intervention(
-        "activations-late",
-        "from just before on bf16 activations help most: more than a backward that is not quantised",
-        "bf16 activations, forward only",
-        LATE,
-        BF16_ACT,
-        FORWARD_ONLY,
-        lower(*OF_FIGURE_6),
-    ),
-    intervention(
-        "activations-forward",
-        "bf16 activations in both passes help more than in the forward alone",
-        "bf16 activations, in the forward alone",
-        LATE,
-        BF16_ACT,
-        BF16_ACT_FORWARD,
-        lower(*OF_FIGURE_6),
-    ),
-    intervention(
-        "weights",
-        "bf16 weights help less than bf16 activations",
-        "bf16 weights, bf16 activations",
-        EARLY,
-        BF16_WEIGHT,
-        BF16_ACT,
-        higher(*OF_FIGURE_6),
-    ),
+    for name, point, change, against, rule, says in (
+        ("fp32-early", EARLY, "FP32", REDRAWN, LESS, "FP32 from well before on prevents a divergence"),
+        ("fp32-late", LATE, "FP32", REDRAWN, ALIKE, "FP32 from just before on does not prevent it"),
+        ("bump-early", EARLY, "RCEIL", REDRAWN, ALIKE, "exponents that avoid the last bin do not prevent it"),
+        ("bump-late", LATE, "RCEIL", REDRAWN, ALIKE, "nor do they from just before on"),
+        (
+            *("norms-early", EARLY, "norms and gains in FP32", REDRAWN, LESS),
+            "norms and gains that are not quantised delay or prevent it",
+        ),
+        ("norms-late", LATE, "norms and gains in FP32", REDRAWN, LESS, "so do they from just before on"),
+        (
+            *("forward-early", EARLY, FORWARD_ONLY, "FP32", ALIKE),
+            "a backward that is not quantised does as well as FP32",
+        ),
+        ("forward-prevents", EARLY, FORWARD_ONLY, REDRAWN, LESS, "a backward that is not quantised prevents it"),
+        (
+            *("activations-early", EARLY, ACTIVATIONS, REDRAWN, LESS),
+            "bf16 activations in both passes delay or prevent it",
+        ),
+        ("activations-less-fp32", EARLY, ACTIVATIONS, "FP32", MORE, "bf16 activations do less than FP32 in the end"),
+        (
+            *("activations-late", LATE, ACTIVATIONS, FORWARD_ONLY, LESS),
+            "from just before on bf16 activations help most: more than a backward that is not quantised",
+        ),
+        (
+            *("activations-forward", LATE, ACTIVATIONS, "in the forward alone", LESS),
+            "bf16 activations in both passes help more than in the forward alone",
+        ),
+        ("weights", EARLY, "bf16 weights", ACTIVATIONS, MORE, "bf16 weights help less than bf16 activations"),
+    )
 )
 
 GRADIENTS = "gradient_bias"
 COUPLED = "coupled_gradient_bias"
-EOS = (1.5, 2.5, "ours: a quarter of 2")
+NEAR_2 = between(1.5, 2.5, "ours: a quarter of 2")
 
 
 def measured(name: str, where: str, says: str, words: str, judge: Measured, rule: Rule) -> Claim:
@@ -214,7 +123,7 @@ NOISE = (
         "the loss diverges when the ratio reaches 2",
         "public code in MXFP8, the last measurement before",
         Measured(GRADIENTS, COUPLED, last("model/ratio"), MX_CODE),
-        between(1.5, 2.5, "ours: a quarter of 2"),
+        NEAR_2,
     ),
     measured(
         "zeta-of-precision",
@@ -238,7 +147,7 @@ NOISE = (
         "the learning rate times the largest eigenvalue hovers at 2",
         "public code in MXFP8",
         Measured(GRADIENTS, "sharpness", product_of("lr", "hessian/eigenvalue"), MX_CODE),
-        between(*EOS),
+        NEAR_2,
     ),
     measured(
         "eq-10",
@@ -272,7 +181,7 @@ RATES = (
             judge=Diverges(
                 GRID, FORMATS[name] | CONSTANT | {RATE: 5e-4}, FP32 | CONSTANT | {RATE: 5e-4}, SIZES, unstable=True
             ),
-            rule=higher(*OF_FIGURE_6),
+            rule=MORE,
         )
         for name in ("MX mix", "E2M3")
     ),
@@ -297,7 +206,7 @@ RATES = (
             (SIZES[1],),
             unstable=True,
         ),
-        rule=higher(*OF_FIGURE_6),
+        rule=MORE,
     ),
     rates(
         id="instability-cosine",
@@ -310,70 +219,54 @@ RATES = (
             SIZES,
             unstable=True,
         ),
-        rule=lower(*OF_FIGURE_6),
+        rule=LESS,
     ),
     rates(
         id="instability-cosine-difference",
         says="under the cosine, too, low precision is unstable more often",
         arms="E2M3, FP32, cosine",
         judge=Diverges(GRID, FORMATS["E2M3"] | COSINE, FP32 | COSINE, SIZES, unstable=True),
-        rule=higher(*OF_FIGURE_6),
+        rule=MORE,
     ),
 )
 
-ATTENTION: Arm = {"config.model.attention_heads": (1, 2, 4, 8, 16)}
-PLAIN: Arm = {"config.model.attention_heads": 0}
+HEADS = "config.model.attention_heads"
 SGD, ADAM = {"config.optimizer.kind": "sgd"}, {"config.optimizer.kind": "adam"}
 later = partial(students, there="one run an arm or a size")
 
 LATER = (
-    later(
-        id="instability-attention-more",
-        where="appendix D, figure 7",
-        says="self-attention makes low precision no less stable",
-        arms="MXFP8: with, without attention",
-        judge=Diverges(("attention",), {**MX_CODE, **ATTENTION}, {**MX_CODE, **PLAIN}),
-        rule=between(-inf, HALF, OF_FIGURE_6[1]),
+    *(
+        later(
+            id=f"instability-attention-{name}",
+            where="appendix D, figure 7",
+            says=f"self-attention makes low precision {words} stable",
+            arms="MXFP8: with, without attention",
+            judge=Diverges(("attention",), {**MX_CODE, HEADS: (1, 2, 4, 8, 16)}, {**MX_CODE, HEADS: 0}),
+            rule=rule,
+        )
+        for name, words, rule in (("more", "no less", between(-inf, HALF, OF_FIGURE_6[1])), ("less", "more", LESS))
     ),
-    later(
-        id="instability-attention-less",
-        where="appendix D, figure 7",
-        says="self-attention makes low precision more stable",
-        arms="MXFP8: with, without attention",
-        judge=Diverges(("attention",), {**MX_CODE, **ATTENTION}, {**MX_CODE, **PLAIN}),
-        rule=lower(*OF_FIGURE_6),
+    *(
+        later(
+            id=f"instability-depth-width{suffix}",
+            where="appendix E, figure 9",
+            says=f"over depths and widths at 5e-4 {name} is unstable more often than FP32",
+            arms=f"{name}, FP32",
+            judge=Diverges(("depth_width",), FORMATS[name], FP32, SIZES),
+            rule=MORE,
+        )
+        for suffix, name in (("", "MX mix"), ("-e2m3", "E2M3"))
     ),
-    later(
-        id="instability-depth-width",
-        where="appendix E, figure 9",
-        says="over depths and widths at 5e-4 MX mix is unstable more often than FP32",
-        arms="MX mix, FP32",
-        judge=Diverges(("depth_width",), FORMATS["MX mix"], FP32, SIZES),
-        rule=higher(*OF_FIGURE_6),
-    ),
-    later(
-        id="instability-depth-width-e2m3",
-        where="appendix E, figure 9",
-        says="over depths and widths at 5e-4 E2M3 is unstable more often than FP32",
-        arms="E2M3, FP32",
-        judge=Diverges(("depth_width",), FORMATS["E2M3"], FP32, SIZES),
-        rule=higher(*OF_FIGURE_6),
-    ),
-    later(
-        id="instability-sgd",
-        where="appendix E, figure 10",
-        says="SGD is more stable than Adam in low precision",
-        arms="MXFP8: SGD, Adam",
-        judge=Diverges(("optimizers",), MX_CODE | SGD | {"config.optimizer.momentum": 0.0}, MX_CODE | ADAM),
-        rule=lower(*OF_FIGURE_6),
-    ),
-    later(
-        id="instability-sgd-momentum",
-        where="appendix E, figure 10",
-        says="SGD with momentum is more stable than Adam in low precision",
-        arms="MXFP8: SGD with momentum, Adam",
-        judge=Diverges(("optimizers",), MX_CODE | SGD | {"config.optimizer.momentum": 0.9}, MX_CODE | ADAM),
-        rule=lower(*OF_FIGURE_6),
+    *(
+        later(
+            id=f"instability-sgd{suffix}",
+            where="appendix E, figure 10",
+            says=f"{name} is more stable than Adam in low precision",
+            arms=f"MXFP8: {name}, Adam",
+            judge=Diverges(("optimizers",), MX_CODE | SGD | {"config.optimizer.momentum": momentum}, MX_CODE | ADAM),
+            rule=LESS,
+        )
+        for suffix, name, momentum in (("", "SGD", 0.0), ("-momentum", "SGD with momentum", 0.9))
     ),
     students(
         id="instability-final-loss",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -14,15 +14,14 @@ from analysis.statistics import Effect, Exact
 from mxstudy import results
 
 APPROXIMATION = "approximation"
-COMPILED, ONE_PASS = "compiled", "one_pass"
 
 
-def in_table(kind: str, of: Callable[[pd.DataFrame], float], unit: str = "rows") -> Judge:
+def in_table(kind: str, of: Callable[[pd.DataFrame], float]) -> Judge:
     """Return a judge of one number that a function makes of a whole table of the approximation study."""
 
     def judge(tables: Tables) -> Evidence:
         rows = tables.load(kind, APPROXIMATION)
-        return Evidence([Exact(of(rows), len(rows))], unit)
+        return Evidence([Exact(of(rows), len(rows))], "rows")
 
     return judge
 
@@ -94,9 +93,9 @@ def overflow(rows: pd.DataFrame, rule: str, which: str, **only: str) -> float:
     return float(own["overflow"].agg(which))
 
 
-def decibels(rows: pd.DataFrame, rule: str = "rceil") -> float:
-    """Return the SQNR of E4M3 minus that of E5M2 on Gaussian numbers, half to even, in dB."""
-    own = rows.query("input == 'gaussian' and rounding == 'even' and not pre_round and scale_rule == @rule")
+def decibels(rows: pd.DataFrame) -> float:
+    """Return the SQNR of E4M3 minus that of E5M2 on Gaussian numbers, half to even, with scales by rceil, in dB."""
+    own = rows.query("input == 'gaussian' and rounding == 'even' and not pre_round and scale_rule == 'rceil'")
     sqnr = own.set_index("format")["sqnr_db"]
     return float(sqnr["E4M3"] - sqnr["E5M2"])
 
@@ -109,7 +108,7 @@ def differ(rows: pd.DataFrame, casts: str, column: str, which: str = "min") -> f
 # -------------------------------------------------------------------------------------------------------------- kernels
 
 
-def shapes(of: Callable[[pd.DataFrame], pd.Series], table: str, words: str, **only: object) -> Judge:
+def shapes(of: Callable[[pd.DataFrame], pd.Series], table: str = "kernels", **only: object) -> Judge:
     """Return a judge of the logarithms of a ratio of times, one unit per shape. `of` makes ratios from a table."""
 
     def judge(tables: Tables) -> Evidence:
@@ -117,28 +116,28 @@ def shapes(of: Callable[[pd.DataFrame], pd.Series], table: str, words: str, **on
         for column, value in only.items():
             rows = rows[rows[column] == value]
         ratios = of(rows).astype(float)
-        return Evidence([Effect(np.log(ratios))], "shapes", f"{words}: {np.exp(np.log(ratios).mean()):.3f}")
+        return Evidence([Effect(np.log(ratios))], "shapes", f"geometric mean: {np.exp(np.log(ratios).mean()):.3f}")
 
     return judge
 
 
-def of_columns(column: str) -> Callable[[pd.DataFrame], pd.Series]:
-    return lambda rows: rows[column]
+def column(name: str) -> Callable[[pd.DataFrame], pd.Series]:
+    return lambda rows: rows[name]
 
 
-def largest(column: str, table: str = "kernels") -> Judge:
+def largest(column: str) -> Judge:
     def judge(tables: Tables) -> Evidence:
-        values = benchmark(tables, table)[column]
+        values = benchmark(tables, "kernels")[column]
         return Evidence([Exact(float(values.max()), len(values))], "shapes")
 
     return judge
 
 
-def faster(column: str, table: str = "kernels") -> Judge:
+def faster(column: str) -> Judge:
     """Return a judge of the fraction of shapes in which a ratio of times is above 1."""
 
     def judge(tables: Tables) -> Evidence:
-        above = (benchmark(tables, table)[column] > 1).astype(float)
+        above = (benchmark(tables, "kernels")[column] > 1).astype(float)
         return Evidence([Effect(above, outcomes=(above,))], "shapes")
 
     return judge
@@ -162,7 +161,7 @@ def layer_ratio(rows: pd.DataFrame, kernels: str) -> pd.Series:
 
 
 def layers(kernels: str, precision: str) -> Judge:
-    return shapes(partial(layer_ratio, kernels=kernels), "layers", "geometric mean", precision=precision)
+    return shapes(partial(layer_ratio, kernels=kernels), "layers", precision=precision)
 
 
 def more_in_nvfp4(kernels: str) -> Judge:
@@ -207,7 +206,3 @@ def side_by_side(tables: Tables) -> float:
     if pilot is None:
         raise Missing("no table mxnorm_equivalence_pilot_runs")
     return together(pilot)
-
-
-def hardware(tables: Tables) -> Sequence[str]:
-    return sorted(benchmark(tables, "scaling")["label"].unique())

@@ -8,7 +8,6 @@ from math import inf
 from analysis.ledger.claim import EVALUATION, PRETRAINING, Claim
 from analysis.ledger.rules import Range, Rule, between, equal, higher, lower
 from analysis.ledger.training import (
-    RATE,
     BestRate,
     Dies,
     Difference,
@@ -19,6 +18,7 @@ from analysis.ledger.training import (
     largest_input,
     reach,
 )
+from analysis.units import RATE
 
 RMS = {"config.norm.kind": "rmsnorm"}
 P1 = {"config.norm.kind": "mxnorm", "config.norm.p": 1.0}

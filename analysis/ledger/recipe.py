@@ -10,8 +10,9 @@ from analysis.ledger import measured as table
 from analysis.ledger.claim import ARITHMETIC, EVALUATION, KERNEL, PRETRAINING, Claim
 from analysis.ledger.rules import between, equal, higher, none_of_them
 from analysis.ledger.training import Dies, Difference, Scores, at_scale, without
+from analysis.units import PLAN
 
-PLAN, SCALE = "config.precision.schedule.0.plan.layers.*", "config.precision.scale_rule"
+SCALE = "config.precision.scale_rule"
 BF16, MXFP8, FP8 = {PLAN: "bf16"}, {PLAN: "mxfp8"}, {PLAN: "fp8_tensor"}
 RMS = {"config.norm.kind": "rmsnorm"}
 PERPLEXITY = (log(1.005), "0.50 % of perplexity, section 3.3")

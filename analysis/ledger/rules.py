@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from analysis.statistics import CONFIDENCE, Found, holm
+from analysis.statistics import ALPHA, Found, holm
 
 REPRODUCED, CONTRADICTED, UNCLEAR = "reproduced", "contradicted", "cannot tell"
-ALPHA = 1 - CONFIDENCE
 
 
 @dataclass(frozen=True)

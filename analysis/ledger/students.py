@@ -13,16 +13,14 @@ import numpy as np
 import pandas as pd
 
 from analysis.instability import claims as prestated
-from analysis.ledger.claim import Evidence, in_one_code, others
+from analysis.ledger.claim import NOT_RUN, Evidence, in_one_code, others
 from analysis.ledger.tables import Missing, Tables
-from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, logrank, times
+from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, joint_level, logrank, times
+from analysis.students.arms import REPLICA, before_divergence
 from analysis.students.arms import ended as with_outcome
-from analysis.units import Arm, chosen, ended, of_one_code, scale
+from analysis.units import DATA_SEED, Arm, chosen, ended, less, of_one_code, scale
 
-UNIT = "config.data_seed"
 UNITS = "data seeds"
-REPLICA = ["fingerprint", "replica"]
-PLAN = "config.precision.schedule.0.plan.layers.*"
 
 
 @dataclass(frozen=True)
@@ -41,14 +39,11 @@ class Diverges:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline] if self.baseline else [self.arm]
-        runs, left = in_one_code(ended(tables.load("runs", *self.tables)), arms, [UNIT], self.over)
+        runs, left = in_one_code(ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
         step = float(runs["config.train.steps"].min()) - SHOWS_AFTER
         units = [of_units(part, step, self.over, self.unstable) for part in parts]
-        if self.baseline:
-            fractions = (units[0] - units[1]).dropna().groupby(level=0).mean()
-        else:
-            fractions = units[0].groupby(level=0).mean()
+        fractions = less(units).groupby(level=0).mean()
         happened = [by_now(part, step, self.unstable) for part in parts]
         note = "; ".join(self.counts(part, one, step) for part, one in zip(parts, happened, strict=True))
         if self.baseline and not self.unstable:
@@ -71,8 +66,8 @@ def outcome_times(runs: pd.DataFrame) -> pd.DataFrame:
 def of_units(runs: pd.DataFrame, step: float, over: Sequence[str], unstable: bool) -> pd.Series:
     """Return the fraction of each data seed and setting. Initial seeds are averaged first."""
     if unstable:
-        return up(runs).groupby([runs[key] for key in (UNIT, *over)]).mean()
-    return runs.groupby([UNIT, *over]).apply(lambda own: fraction_by(step, outcome_times(own)))
+        return up(runs).groupby([runs[key] for key in (DATA_SEED, *over)]).mean()
+    return runs.groupby([DATA_SEED, *over]).apply(lambda own: fraction_by(step, outcome_times(own)))
 
 
 def up(runs: pd.DataFrame) -> pd.Series:
@@ -86,7 +81,7 @@ def by_now(runs: pd.DataFrame, step: float, unstable: bool) -> pd.Series:
 
 def described(ours: pd.DataFrame, theirs: pd.DataFrame) -> str:
     """Return the log-rank test of both arms, stratified by data seed, which decides nothing."""
-    p = logrank(outcome_times(ours), outcome_times(theirs), (ours[UNIT], theirs[UNIT]))
+    p = logrank(outcome_times(ours), outcome_times(theirs), (ours[DATA_SEED], theirs[DATA_SEED]))
     return "" if np.isnan(p) else f"; log-rank by data seed p = {p:.2g}"
 
 
@@ -107,15 +102,15 @@ class Prestated:
 
     def __call__(self, tables: Tables) -> Evidence:
         (claim,) = (one for one in prestated.CLAIMS if one.says == self.says)
-        together = [one for one in prestated.CLAIMS if one.figure == claim.figure]
+        together = prestated.of_figure(claim.figure)
         runs = with_outcome(tables.load("runs", self.table))
         measured = tables.one(self.table, prestated.LAST_BIN)
         found = prestated.judged(claim, runs, pd.DataFrame() if measured is None else measured, len(together))
-        if found.verdict == prestated.NOT_RUN:
+        if found.verdict == NOT_RUN:
             raise Missing("no runs of an arm in these tables")
         units = (found.arm - found.baseline).dropna() if claim.baseline else found.arm
-        level = 1 - (1 - prestated.CONFIDENCE) / len(together)
-        note = f"by the rule stated before: {shown(found.value, found.low, found.high)} at {100 * level:.4g} %"
+        level = 100 * joint_level(len(together))
+        note = f"by the rule stated before: {shown(found.value, found.low, found.high)} at {level:.4g} %"
         general = self.general(tables) if self.general else found.verdict
         if general != found.verdict:
             note += f"; by the general rules (all runs counted, 95 % for the claim alone): {general}"
@@ -148,7 +143,7 @@ def shown(value: float, low: float, high: float) -> str:
 
 @dataclass(frozen=True)
 class Intervention:
-    """A judge of the fraction of forks that diverge with an intervention, minus that of the control's or another's.
+    """A judge of the fraction of forks that diverge with an intervention, minus that of the control or of another.
 
     `change` and `against` are columns config.intervention.* that are set, while all others are not. `point` is where
     the forks begin.
@@ -156,29 +151,25 @@ class Intervention:
 
     point: str
     change: Arm
-    against: Arm | None = None
+    against: Arm
     table: str = "interventions"
 
     def __call__(self, tables: Tables) -> Evidence:
         runs = ended(tables.load("runs", self.table))
         fields = [name for name in runs if name.startswith("config.intervention.")]
-        columns = [
-            name for name in fields if runs[name].nunique(dropna=False) > 1
-        ]  # what no intervention varies is set in all of them
-        changes = [dict.fromkeys(columns) | dict(one) for one in (self.change, self.against) if one is not None]
+        columns = [name for name in fields if runs[name].nunique(dropna=False) > 1]  # the others are set in all of them
+        changes = [dict.fromkeys(columns) | dict(one) for one in (self.change, self.against)]
         forks = tables.load("forks", self.table).query("point == @self.point")
         forks = forks.merge(runs[["fingerprint", "commit", *columns]])
-        everything = forks
-        forks = of_one_code(everything, changes, ["data_seed"])
-        parts = [forks[chosen(forks, change)] for change in changes]
+        own = of_one_code(forks, changes, ["data_seed"])
+        parts = [own[chosen(own, change)] for change in changes]
         if not all(len(part) for part in parts):
             raise Missing(f"no forks at {self.point} with this intervention")
         units = [part.groupby("data_seed")["diverged_at"].agg(lambda at: at.notna().mean()) for part in parts]
-        fractions = units[0] if self.against is None else (units[0] - units[1]).dropna()
         outcomes = tuple(part["diverged_at"].notna().astype(float) for part in parts)
         note = "; ".join(f"{one.sum():.0f} of {len(one)} diverged" for one in outcomes)
-        left = others(everything, forks, changes, ["data_seed"])
-        return Evidence([Effect(fractions, outcomes=outcomes)], UNITS, note, others=left)
+        left = others(forks, own, changes, ["data_seed"])
+        return Evidence([Effect(less(units), outcomes=outcomes)], UNITS, note, others=left)
 
 
 # --------------------------------------------------------------------------------------------------------- measurements
@@ -200,18 +191,16 @@ class Measured:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline] if self.baseline else [self.arm]
-        runs, left = in_one_code(ended(tables.load("runs", self.table)), arms, [UNIT])
+        runs, left = in_one_code(ended(tables.load("runs", self.table)), arms, [DATA_SEED])
         rows = tables.load(self.probe, self.table)
         units = []
         for arm in arms:
-            own = runs.loc[chosen(runs, arm), [*REPLICA, UNIT, "outcome.diverged_at"]]
+            own = runs.loc[chosen(runs, arm), [*REPLICA, DATA_SEED, "outcome.diverged_at"]]
             measured = rows.merge(own)
-            if self.before:
-                measured = measured[~(measured["step"] >= measured["outcome.diverged_at"])]
-            by_replica = measured.sort_values("step").groupby([UNIT, *REPLICA]).apply(self.of)
+            measured = before_divergence(measured) if self.before else measured
+            by_replica = measured.sort_values("step").groupby([DATA_SEED, *REPLICA]).apply(self.of)
             units.append(by_replica.groupby(level=0).mean())
-        less = (units[0] - units[1]).dropna() if self.baseline else units[0].dropna()
-        return Evidence([Effect(less)], UNITS, here=scale(runs), others=left)
+        return Evidence([Effect(less(units))], UNITS, here=scale(runs), others=left)
 
 
 def last(column: str) -> Callable[[pd.DataFrame], float]:
@@ -247,14 +236,15 @@ class Ends:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline]
-        runs, left = in_one_code(ended(tables.load("runs", *self.tables)), arms, [UNIT], self.over)
+        runs, left = in_one_code(ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
         lost = [up(part) > 0 for part in parts]
         logs = [
-            np.log(part["loss"].astype(float)).mask(gone).groupby([part[key] for key in (UNIT, *self.over)]).mean()
+            np.log(part["loss"].astype(float)).mask(gone).groupby([part[key] for key in (DATA_SEED, *self.over)]).mean()
             for part, gone in zip(parts, lost, strict=True)
         ]
-        less = (logs[0] - logs[1]).dropna().groupby(level=0).mean()
         dead, of = int(sum(gone.sum() for gone in lost)), int(sum(map(len, lost)))
         note = f"{dead} of {of} are up at the end and in no mean"
-        return Evidence([Effect(less, died=(dead, of))], UNITS, note, here=scale(runs), others=left)
+        return Evidence(
+            [Effect(less(logs).groupby(level=0).mean(), died=(dead, of))], UNITS, note, here=scale(runs), others=left
+        )

@@ -16,11 +16,10 @@ from analysis.ledger.measured import MOST_HOURS, gpu_hours, side_by_side
 from analysis.ledger.rules import UNCLEAR
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import Effect
-from analysis.units import SEEDS, Arm, chosen, died, differing, ended, paired, scale
+from analysis.units import RATE, SEEDS, Arm, chosen, died, differing, ended, less, paired, scale
 from mxstudy.results import bin_edges
 
 PAIRS, RUNS = "pairs of seeds", "seeds"
-RATE = "config.optimizer.lr"
 
 
 def arms_of(tables: Tables, names: Sequence[str], arms: Sequence[Arm], over: Sequence[str]) -> tuple[pd.DataFrame, int]:
@@ -72,9 +71,8 @@ class Dies:
         runs, left = arms_of(tables, self.tables, arms, self.over)
         lost = [died(own := runs[chosen(runs, arm)], "loss").astype(float).set_axis(own.index) for arm in arms]
         units = [part.groupby([runs.loc[part.index, key] for key in SEEDS]).mean() for part in lost]
-        fractions = (units[0] - units[1]).dropna() if self.baseline else units[0]
         note = "; ".join(f"{part.sum():.0f} of {len(part)} diverged" for part in lost)
-        effect, unit = Effect(fractions, outcomes=tuple(lost)), PAIRS if self.baseline else RUNS
+        effect, unit = Effect(less(units), outcomes=tuple(lost)), PAIRS if self.baseline else RUNS
         return Evidence([effect], unit, note, here=scale(runs), others=left)
 
 
@@ -94,7 +92,7 @@ class BestRate:
             losses = own["validation_loss"].astype(float).fillna(np.inf)
             lowest = own.loc[losses.groupby([own[key] for key in SEEDS]).idxmin()].set_index([*SEEDS])
             best.append(np.log2(lowest[RATE].astype(float)))
-        return Evidence([Effect((best[0] - best[1]).dropna())], PAIRS, here=scale(runs), others=left)
+        return Evidence([Effect(less(best))], PAIRS, here=scale(runs), others=left)
 
 
 @dataclass(frozen=True)
@@ -115,8 +113,7 @@ class Probed:
         for arm in arms:
             measured = rows.merge(runs.loc[chosen(runs, arm), ["fingerprint", *SEEDS]])
             units.append(pd.Series({seeds: self.of(own) for seeds, own in measured.groupby([*SEEDS])}))
-        less = (units[0] - units[1]).dropna() if self.baseline else units[0]
-        return Evidence([Effect(less)], PAIRS if self.baseline else RUNS, here=scale(runs), others=left)
+        return Evidence([Effect(less(units))], PAIRS if self.baseline else RUNS, here=scale(runs), others=left)
 
 
 def farthest_from_one(rows: pd.DataFrame) -> float:
@@ -179,10 +176,10 @@ class Scores:
         for arm in (self.arm, self.baseline):
             own = rows.merge(runs.loc[chosen(runs, arm), ["trained", *SEEDS]], on="trained")
             units.append(own.set_index([*SEEDS])["score"].groupby(level=[0, 1]).mean())
-        less = 100 * (units[0] - units[1]).dropna()
-        if not len(less):
+        points = 100 * less(units)
+        if not len(points):
             raise Missing("no scores of an arm in these tables")
-        return Evidence([Effect(less)], PAIRS, here=scale(runs), others=left)
+        return Evidence([Effect(points)], PAIRS, here=scale(runs), others=left)
 
 
 # --------------------------------------------------------------------------------------------- what cannot be done here

@@ -47,26 +47,19 @@ CLAIMS = (
         judge=table.in_table("orientations", casts(BOTH, "stored_differ", "min")),
         rule=between(0.01, inf, "ours: 1 % of the elements"),
     ),
-    by_study(
-        id="te-rows-columns-decoded",
-        where="handling transposes",
-        says="they are numerically different once they are decoded",
-        judge=table.in_table("orientations", casts(BOTH, "decoded_differ", "min")),
-        rule=between(0, inf, "any element, by every scale rule"),
-    ),
-    by_study(
-        id="te-columns-from-rows",
-        where="handling transposes",
-        says="the cast along columns cannot be derived from that along rows",
-        judge=table.in_table("orientations", casts(AGAIN, "decoded_differ", "min")),
-        rule=between(0, inf, "any element, by every scale rule"),
-    ),
-    by_study(
-        id="te-rows-from-columns",
-        where="handling transposes",
-        says="the cast along rows cannot be derived from that along columns",
-        judge=table.in_table("orientations", casts(BACK, "decoded_differ", "min")),
-        rule=between(0, inf, "any element, by every scale rule"),
+    *(
+        by_study(
+            id=f"te-{name}",
+            where="handling transposes",
+            says=says,
+            judge=table.in_table("orientations", casts(which, "decoded_differ", "min")),
+            rule=between(0, inf, "any element, by every scale rule"),
+        )
+        for name, which, says in (
+            ("rows-columns-decoded", BOTH, "they are numerically different once they are decoded"),
+            ("columns-from-rows", AGAIN, "the cast along columns cannot be derived from that along rows"),
+            ("rows-from-columns", BACK, "the cast along rows cannot be derived from that along columns"),
+        )
     ),
     by_study(
         id="te-no-synchronization",

@@ -10,7 +10,6 @@ python -m analysis.mxnorm.fig05_outlier_feature --runs runs/outlier_feature
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,8 +17,8 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from analysis.command import command
-from analysis.style import TWO_COLUMNS, caption, figure_parser, heading, load_chosen, plt, save
-from mxstudy.results import NoRows, in_tokens, load
+from analysis.style import TWO_COLUMNS, caption, figure_parser, heading, load_chosen, load_or_none, plt, save
+from mxstudy.results import in_tokens
 
 FEATURES = 24  # number of features in a heat map
 
@@ -94,22 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--norm", metavar="NAME", help="such as layers.0.ffn_norm")
     chosen = options.parse_args(arguments)
     (metrics,) = load_chosen(options, chosen, "metrics")
-    kind, summary = (
-        ("spike_rings", around_spikes) if has(chosen.runs, "spike_rings") else ("outlier_features", over_training)
-    )
+    rings = load_or_none(chosen.runs, "spike_rings")
+    has_rings = rings is not None and len(rings) > 0
+    kind, summary = ("spike_rings", around_spikes) if has_rings else ("outlier_features", over_training)
     (rows,) = load_chosen(options, chosen, kind)
-    try:
+    with options.usage_errors():
         maps = summary(rows, chosen.norm)
-    except ValueError as error:
-        options.error(str(error))
     save(draw(maps, metrics), chosen, caption(rows, __doc__, chosen.runs))
-
-
-def has(paths: Sequence[Path], kind: str) -> bool:
-    try:
-        return len(load(paths, kind)) > 0
-    except NoRows:
-        return False
 
 
 if __name__ == "__main__":

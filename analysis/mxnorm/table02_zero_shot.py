@@ -131,12 +131,12 @@ def difference_table(answers: pd.DataFrame, arm: str, baseline: str, bits: Mappi
     for each in answers.index.unique("form"):
         scores = differences(answers, arm, baseline, SCORE, each)
         columns[f"{each}: score, percentage points"] = {task: one.shown(100, 1) for task, one in scores.items()}
-        columns[f"{each}: p"] = {task: chance(one.p) for task, one in scores.items()}
+        columns[f"{each}: p"] = {task: shown_p(one.p) for task, one in scores.items()}
     columns[f"{form}: bits per character"] = {task: one.shown() for task, one in bits.items()}
     return markdown(pd.DataFrame(columns).loc[list(bits)].fillna("-"))
 
 
-def chance(p: float | None) -> str:
+def shown_p(p: float | None) -> str:
     if p is None:
         return "-"
     return "<0.001" if p < 0.001 else f"{p:.3f}"
@@ -170,11 +170,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = options.parse_args(arguments)
     scores, samples = load_chosen(options, chosen, "scores", "samples")
     names = named(scores)
-    try:
+    with options.usage_errors():
         baseline = baseline_arm(scores, names, chosen.baseline)
         answers = answers_of(samples, names)
-    except ValueError as error:
-        options.error(str(error))
     report(scores.assign(arm=scores["fingerprint"].map(names)), answers, baseline, chosen)
 
 

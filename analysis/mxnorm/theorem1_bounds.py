@@ -19,13 +19,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.command import command
+from analysis.mxnorm.fig02_approximation import ARMS
 from analysis.style import TWO_COLUMNS, colors, load_last, make_figure, plt
 from mxstudy.results import legend
 
 DISTRIBUTIONS = {"laplace": "#E69F00", "gaussian": "#000000", "uniform": "#56B4E9"}
 BAND = "one standard deviation"
 POWERS = {1.0: ("o", "--"), 2.0: ("s", "-")}  # marker and line
-ARMS = {"RMSNorm": "rmsnorm", "MXNorm p=1": "mxnorm_p1", "MXNorm p=2": "mxnorm_p2"}
 
 
 def draw(convergence: pd.DataFrame, bounds: pd.DataFrame) -> Figure:

@@ -36,7 +36,7 @@ def cast(column: str, rule: str, form: str, drawn: str = "gaussian") -> str:
     found = table("quality").query(
         "input == @drawn and format == 'E4M3' and rounding == 'even' and not pre_round and scale_rule == @rule"
     )
-    return f"{found[column].item():{form}}"
+    return f"{found[column].item():{form}}".replace("%", " %")
 
 
 # -------------------------------------------------------------------------------------------------------------- recipes
@@ -54,6 +54,10 @@ def decibels(drawn: str, precision: str, operand: str, unrotated: bool = False) 
     return float(errors(drawn)["sqnr_db"][precision, operand, unrotated])
 
 
+def sqnr(drawn: str, precision: str, operand: str, unrotated: bool = False) -> str:
+    return f"{decibels(drawn, precision, operand, unrotated):.1f}"
+
+
 def shrinks(precision: str, operand: str) -> str:
     """Return by how much the cast shrinks Gaussians: '0.37 %'."""
     return f"{100 * (1 - errors('gaussian')['gain'][precision, operand, False]):.2f} %"
@@ -66,33 +70,33 @@ def less(drawn: str, one: tuple[str, str], other: tuple[str, str]) -> str:
 
 def recipes(drawn: str) -> str:
     """Return the table of SQNRs, with those without the transform in brackets."""
-    sqnr = errors(drawn)["sqnr_db"]
-    names = [list(dict.fromkeys(sqnr.index.get_level_values(level))) for level in ("precision", "operand")]
-    cells = [(precision, *(cell(sqnr, precision, operand) for operand in names[1])) for precision in names[0]]
+    found = errors(drawn)["sqnr_db"]
+    names = [list(dict.fromkeys(found.index.get_level_values(level))) for level in ("precision", "operand")]
+    cells = [(precision, *(cell(found, precision, operand) for operand in names[1])) for precision in names[0]]
     return results.markdown(["precision", *names[1]], cells, left=["precision"])
 
 
-def cell(sqnr: pd.Series, precision: str, operand: str) -> str:
-    own, without = (sqnr.get((precision, operand, unrotated)) for unrotated in (False, True))
+def cell(found: pd.Series, precision: str, operand: str) -> str:
+    own, without = (found.get((precision, operand, unrotated)) for unrotated in (False, True))
     return "-" if own is None else f"{own:.1f}" + ("" if without is None else f" ({without:.1f})")
 
 
 def changed_by_transforms(drawn: str) -> str:
     """Return the most decibels by which transforms change the SQNR of an operand."""
-    sqnr = errors(drawn)["sqnr_db"].unstack("unrotated").dropna()
-    return f"{(sqnr[False] - sqnr[True]).abs().max():.2f}"
+    found = errors(drawn)["sqnr_db"].unstack("unrotated").dropna()
+    return f"{(found[False] - found[True]).abs().max():.2f}"
 
 
 X, DH = "forward_x", "dgrad_dh"
 APPROXIMATION: Parts = {
     **{f"r^2 of {features}": partial(fit, features) for features in (1024, 4096)},
     **{f"estimate of {name}": partial(estimate, name) for name in ("laplace", "uniform")},
-    "gain of floor": lambda: cast("gain", "floor", ".4f"),
-    "clamped by floor": lambda: cast("overflow", "floor", ".2%").replace("%", " %"),
-    "gain of rceil": lambda: cast("gain", "rceil", ".4f"),
-    "clamped by rceil": lambda: cast("overflow", "rceil", ".0%").replace("%", " %"),
-    "gains clamped by floor": lambda: cast("overflow", "floor", ".1%", "gain 0.99 +- 0.003").replace("%", " %"),
-    "X in NVFP4": lambda: f"{decibels('gaussian', 'nvfp4', X):.1f}",
+    "gain of floor": partial(cast, "gain", "floor", ".4f"),
+    "clamped by floor": partial(cast, "overflow", "floor", ".2%"),
+    "gain of rceil": partial(cast, "gain", "rceil", ".4f"),
+    "clamped by rceil": partial(cast, "overflow", "rceil", ".0%"),
+    "gains clamped by floor": partial(cast, "overflow", "floor", ".1%", "gain 0.99 +- 0.003"),
+    "X in NVFP4": partial(sqnr, "gaussian", "nvfp4", X),
     "NVFP4 over MXFP4": partial(less, "gaussian", ("nvfp4", X), ("mxfp4_parts", X)),
     "four over six": partial(less, "gaussian", ("nvfp4_four_over_six", X), ("nvfp4", X)),
     "squares": partial(less, "gaussian", ("nvfp4_parts", "forward_w"), ("nvfp4", "forward_w")),
@@ -103,13 +107,13 @@ APPROXIMATION: Parts = {
     "shrinks floor": partial(shrinks, "mxfp4_parts", X),
     "shrinks deviation": partial(shrinks, "quartet", X),
     "transforms of Gaussians": partial(changed_by_transforms, "gaussian"),
-    "X of mxfp4_h16": lambda: f"{decibels(OUTLIERS, 'mxfp4_h16', X):.1f}",
-    "X of mxfp4_h16, without": lambda: f"{decibels(OUTLIERS, 'mxfp4_h16', X, unrotated=True):.1f}",
-    "X of nvfp4_parts, outliers": lambda: f"{decibels(OUTLIERS, 'nvfp4_parts', X):.1f}",
-    "X of quartet": lambda: f"{decibels(OUTLIERS, 'quartet', X):.1f}",
-    "X of quartet, without": lambda: f"{decibels(OUTLIERS, 'quartet', X, unrotated=True):.1f}",
-    "wgrad X of nvfp4": lambda: f"{decibels('laplace', 'nvfp4', 'wgrad_x'):.1f}",
-    "wgrad X of nvfp4, without": lambda: f"{decibels('laplace', 'nvfp4', 'wgrad_x', unrotated=True):.1f}",
+    "X of mxfp4_h16": partial(sqnr, OUTLIERS, "mxfp4_h16", X),
+    "X of mxfp4_h16, without": partial(sqnr, OUTLIERS, "mxfp4_h16", X, unrotated=True),
+    "X of nvfp4_parts, outliers": partial(sqnr, OUTLIERS, "nvfp4_parts", X),
+    "X of quartet": partial(sqnr, OUTLIERS, "quartet", X),
+    "X of quartet, without": partial(sqnr, OUTLIERS, "quartet", X, unrotated=True),
+    "wgrad X of nvfp4": partial(sqnr, "laplace", "nvfp4", "wgrad_x"),
+    "wgrad X of nvfp4, without": partial(sqnr, "laplace", "nvfp4", "wgrad_x", unrotated=True),
     "largest std": lambda: f"{table('recipe_errors')['sqnr_db_std'].max():.1f}",
     **{f"recipes, {name}": partial(recipes, name) for name in ("gaussian", "laplace", OUTLIERS)},
 }

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
-from analysis.pages.marks import Parts, least_and_most, rows_of, share, steps, wilson
-from analysis.statistics import CONFIDENCE, LEAST_UNITS
-from analysis.students.arms import MIXED, Difference, difference, of_units
-from analysis.students.decisive import REFERENCE, effects, with_factors
+from analysis.pages.marks import Parts, least_and_most, one_or_range, rows_of, share_of
+from analysis.pages.student_lots import counted, shown
+from analysis.statistics import CONFIDENCE, LEAST_UNITS, joint_level
+from analysis.students.arms import MIXED, Difference, difference, middle_step, of_units, quartiles, wilson
+from analysis.students.decisive import ALL, REFERENCE, effects, with_factors
+from analysis.units import DATA_SEED
 from mxstudy.results import markdown
 
 DECISIVE = ("decisive", "decisive_2", "decisive_3")
 CODE, TEXT = "code", "paper"  # teachers
-DATA_SEED = "config.data_seed"
 MARGIN = 2 / 9  # in results/prestated.md: half of what figure 6 of the paper shows between FP8 and FP32
 
 
@@ -35,11 +35,7 @@ def of_arm(arm: str, teacher: str = CODE) -> pd.DataFrame:
     return runs[(runs["arm"] == arm) & (runs["teacher"] == teacher)]
 
 
-def counted(runs: pd.DataFrame) -> str:
-    return share((runs["diverged"] > 0).sum(), len(runs))
-
-
-def shown(name: str) -> str:
+def title(name: str) -> str:
     """Return an arm's name for a table. The factorial's arms and the norms are in MXFP8."""
     if name.startswith("gain ") or name in ("rmsnorm", "mxnorm_p1", "mxnorm_p2"):
         return f"MXFP8, {name}"
@@ -63,13 +59,13 @@ def arms() -> str:
         by_seed = (own["diverged"] > 0).groupby(own[DATA_SEED]).mean()
         cells.append(
             (
-                shown(name),
+                title(name),
                 counted(own),
-                wilson((own["diverged"] > 0).sum(), len(own)),
+                wilson(own["diverged"] > 0),
                 own["open"].sum() or "-",
                 ", ".join(f"{value:.2g}" for value in by_seed),
-                steps(own["outcome.diverged_at"]),
-                f"{np.quantile(text['loss'], 0.5, method='inverted_cdf'):.3g}",
+                middle_step(own["outcome.diverged_at"]),
+                f"{middle_loss(text):.3g}",
             )
         )
     columns = [
@@ -79,19 +75,20 @@ def arms() -> str:
     return markdown(columns, cells, left=["arm", "by data seed", "95 %, runs"])
 
 
+def middle_loss(runs: pd.DataFrame) -> float:
+    """Return the median final loss, which is that of a run."""
+    return float(quartiles(runs["loss"])[1])
+
+
 def of_differences() -> str:
     cells = []
     for name in order():
         less = [
             difference(of_arm(name), of_arm(other)) if name != other else None for other in ("fp32", "bf16", REFERENCE)
         ]
-        cells.append((shown(name), *("-" if one is None else said(one) for one in less)))
+        cells.append((title(name), *("-" if one is None else shown(one) for one in less)))
     columns = ["arm", "minus FP32", "minus bf16", "minus the reference"]
     return markdown(columns, cells, left=columns)
-
-
-def said(found: Difference) -> str:
-    return f"{found.value:+.2f} ({found.low:+.2f} .. {found.high:+.2f})"
 
 
 @cache
@@ -100,22 +97,21 @@ def main_effects() -> dict[str, dict[str, Difference | None]]:
 
 
 def of_effects() -> str:
-    found = main_effects()
-    cells = []
-    for name, by_teacher in found.items():
-        cells.append((name, *(words(by_teacher.get(teacher)) for teacher in ("all", CODE))))
+    cells = [
+        (name, *(words(by_teacher.get(teacher)) for teacher in (ALL, CODE)))
+        for name, by_teacher in main_effects().items()
+    ]
     columns = ["", "all", "teacher `code`"]
     return markdown(columns, cells, left=columns)
 
 
 def words(found: Difference | None) -> str:
-    return "" if found is None else f"{said(found)}: {found.verdict}"
+    return "" if found is None else f"{shown(found)}: {found.verdict}"
 
 
-def effect(name: str, teacher: str = CODE) -> str:
-    found = main_effects()[name][teacher]
-    assert found is not None
-    return said(found)
+def effect(name: str) -> str:
+    """Return a factor's main effect with the code's teacher."""
+    return shown(main_effects()[name][CODE])
 
 
 # ----------------------------------------------------------------------------------------------------------- remedies
@@ -130,9 +126,7 @@ REMEDIES = (  # what the paper proposes, the arms that have it, what is claimed 
     ("activations in bf16 (that is weights only in MX)", ["mxfp8, weights only"], LESS, "MXFP8", [REFERENCE]),
     ("gains kept out of MX", OUT_OF_MX, LESS, "gains in MX", IN_MX),
 )
-
-
-LEVEL = 1 - (1 - CONFIDENCE) / len(REMEDIES)  # the intervals of all remedies hold together
+LEVEL = joint_level(len(REMEDIES))  # the intervals of all remedies hold together
 
 
 class OneCode(NamedTuple):
@@ -184,7 +178,7 @@ def in_each_code(place: int) -> str:
 
 def cells_of(claim: str, runs: pd.DataFrame, baseline: pd.DataFrame) -> tuple[str, ...]:
     found = compared(runs, baseline, LEVEL)
-    return counted(runs), counted(baseline), said(found), judged_by(claim, found)
+    return counted(runs), counted(baseline), shown(found), judged_by(claim, found)
 
 
 def compared(runs: pd.DataFrame, baseline: pd.DataFrame, level: float) -> Difference:
@@ -216,9 +210,7 @@ def count_of(arm: str) -> str:
 
 @cache
 def less(arm: str, other: str) -> str:
-    found = difference(of_arm(arm), of_arm(other))
-    assert found is not None
-    return said(found)
+    return shown(difference(of_arm(arm), of_arm(other)))
 
 
 def quantised_forward() -> list[str]:
@@ -239,14 +231,12 @@ def final(*names: str) -> str:
 
     For several arms, return the lowest and the highest median.
     """
-    found = [np.quantile(of_arm(name, TEXT)["loss"], 0.5, method="inverted_cdf") for name in names]
-    shown = least_and_most(pd.Series(found), ".4f")
-    return shown if shown.split()[0] != shown.split()[-1] else shown.split()[0]
+    return one_or_range(pd.Series([middle_loss(of_arm(name, TEXT)) for name in names]), ".4f")
 
 
 def over_rmsnorm() -> str:
     """Return by how much MXNorm's final losses are above RMSNorm's, with the text's teacher."""
-    losses = of_text().groupby("arm")["loss"].apply(lambda own: np.quantile(own, 0.5, method="inverted_cdf"))
+    losses = of_text().groupby("arm").apply(middle_loss)
     return least_and_most(100 * (losses[["mxnorm_p1", "mxnorm_p2"]] / losses["rmsnorm"] - 1), ".0f") + " %"
 
 
@@ -254,7 +244,11 @@ def in_mx(rule: str) -> list[str]:
     return [f"gain mx, {rounding}, {rule}" for rounding in ("even", "away")]
 
 
-FINAL = {"FP32": "fp32", "bf16": "bf16", "MXFP8": REFERENCE, "weights": "mxfp8, weights only"} | {
+FINAL = {
+    "FP32": "fp32",
+    "bf16": "bf16",
+    "MXFP8": REFERENCE,
+    "weights": "mxfp8, weights only",
     "activations": "mxfp8, activations only",
     "the backward": "mxfp8, backward only",
     "E5M2": "mxfp8_e5m2",
@@ -284,7 +278,7 @@ DECISIVE_ARMS: Parts = {
     "weights only, in each code": partial(in_each_code, 2),
     "gains out of MX, in each code": partial(in_each_code, 3),
     "weights only minus MXFP8": partial(less, "mxfp8, weights only", REFERENCE),
-    "teacher of the text": lambda: share((of_text()["diverged"] != 0).sum(), len(of_text())),
+    "teacher of the text": lambda: share_of(of_text()["diverged"] != 0),
     "gains out of MX": lambda: counted(pd.concat(map(of_arm, OUT_OF_MX))),
     "gains in MX": lambda: counted(pd.concat(map(of_arm, IN_MX))),
     "rceil": partial(effect, "scale rule: rceil minus floor"),

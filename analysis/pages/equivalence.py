@@ -9,9 +9,11 @@ import pandas as pd
 from analysis.ledger import mxnorm_training
 from analysis.ledger.claim import Claim, judge
 from analysis.ledger.tables import RESULTS, Tables
+from analysis.pages.language_models import LOSS, NORM, NORMS
 from analysis.pages.marks import Parts, rows_of
-from analysis.pages.pilot import BASELINE, LOSS, NORM, PILOT, SEED
+from analysis.pages.pilot import BASELINE, PILOT
 from analysis.statistics import student
+from analysis.units import SEED
 from mxstudy.results import markdown
 
 CLAIM_OF = {  # {norm: the claim that was stated about it}
@@ -19,12 +21,7 @@ CLAIM_OF = {  # {norm: the claim that was stated about it}
     "mxnorm_p2": "mxnorm-loss-125m-p2",
     "mxnorm_postround": "mxnorm-postround-worse",
 }
-WORDS = {
-    "rmsnorm": "RMSNorm",
-    "mxnorm_p1": "MXNorm p=1",
-    "mxnorm_p2": "MXNorm p=2",
-    "mxnorm_postround": "MXNorm p=2, post-round",
-}
+WORDS = NORMS | {"mxnorm_postround": "MXNorm p=2, post-round"}
 LEVEL = 1 - 0.1 / len(CLAIM_OF)  # as stated: 90 %, corrected for the comparisons
 
 

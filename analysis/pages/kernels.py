@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from statistics import geometric_mean
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from analysis.pages.marks import Parts, benchmark, least_and_most, rows
+from analysis.pages.marks import Parts, benchmark, frame, least_and_most
 from mxstudy.results import markdown
 
-FORMATS = ("E4M3", "E2M1")
+FORMATS, BLOCKS = ("E4M3", "E2M1"), (16, 32, 64)
 
 
 def means(fmt: str, block: int, large: bool = False) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def means(fmt: str, block: int, large: bool = False) -> dict[str, Any]:
 def kernels() -> str:
     cells, with_torchao = [], "over_torchao" in means("E4M3", 32)
     for fmt in FORMATS:
-        for block in (16, 32, 64):
+        for block in BLOCKS:
             every, large = means(fmt, block), means(fmt, block, large=True)
             cells.append(
                 (
@@ -53,7 +53,7 @@ def kernels() -> str:
 
 
 def layers() -> str:
-    found = pd.DataFrame(rows("layers"))
+    found = frame("layers")
     said = {
         ("mxnorm", "compiled"): "compiled MXNorm",
         ("rmsnorm", "one_pass"): "RMSNorm in one pass",
@@ -63,13 +63,8 @@ def layers() -> str:
     for (norm, by), words in said.items():
         own = found[(found["norm"] == norm) & (found["kernels"] == by)]
         over = [own.loc[own["precision"] == precision, "over_compiled_rmsnorm"] for precision in ("MXFP8", "NVFP4")]
-        cells.append((words, *(f"{mean_of(x):.3f} ({x.min():.3f} .. {x.max():.3f})" for x in over)))
+        cells.append((words, *(f"{geometric_mean(x):.3f} ({x.min():.3f} .. {x.max():.3f})" for x in over)))
     return markdown(["", "MXFP8", "NVFP4"], cells, left=["", "MXFP8", "NVFP4"])
-
-
-def mean_of(values: pd.Series) -> float:
-    """Return the geometric mean."""
-    return float(np.exp(np.log(values).mean()))
 
 
 def of_layers(precision: str, by: str) -> float:
@@ -78,25 +73,36 @@ def of_layers(precision: str, by: str) -> float:
     return float(found[by])
 
 
-def kernel(fmt: str, block: int, column: str, digits: int) -> str:
-    return f"{means(fmt, block)[column]:.{digits}f}"
+def in_percent(precision: str) -> str:
+    """Return by how much compiled RMSNorm's layers are slower than those with MXNorm in one pass."""
+    return f"{100 * (of_layers(precision, 'over_compiled_rmsnorm') - 1):.1f} %"
+
+
+def kernel(fmt: str, block: int, column: str) -> str:
+    return f"{means(fmt, block)[column]:.2f}"
+
+
+@cache
+def shapes() -> pd.DataFrame:
+    """Return the cases with their numbers of elements."""
+    found = frame("kernels")
+    return found.assign(elements=found["hidden_size"] * found["tokens"])
 
 
 @cache
 def large() -> pd.DataFrame:
     """Return the cases of 2^25 elements and more."""
-    found = pd.DataFrame(rows("kernels"))
-    return found[found["hidden_size"] * found["tokens"] >= 2**25]
+    return shapes().query("elements >= 2**25")
 
 
 def gains(fmt: str) -> str:
     """Return the least and the most by which MXNorm is faster than RMSNorm in one pass, over blocks."""
-    over = pd.Series([means(fmt, block)["over_one_pass_rmsnorm"] for block in (16, 32, 64)])
+    over = pd.Series([means(fmt, block)["over_one_pass_rmsnorm"] for block in BLOCKS])
     return least_and_most(100 * (over - 1), ".1f") + " %"
 
 
 def gains_of_shapes(fmt: str) -> str:
-    found = pd.DataFrame(rows("kernels")).query("format == @fmt")["over_one_pass_rmsnorm"]
+    found = shapes().query("format == @fmt")["over_one_pass_rmsnorm"]
     return least_and_most(100 * (found - 1), "+.0f") + " %"
 
 
@@ -115,31 +121,30 @@ def over_alike(fmt: str) -> str:
 
 def of_all_blocks(column: str) -> str:
     """Return the least and the most over formats and blocks. A `column` that is a share is of the large cases."""
-    cases = [(fmt, block) for fmt in FORMATS for block in (16, 32, 64)]
+    cases = [(fmt, block) for fmt in FORMATS for block in BLOCKS]
     is_share = column.endswith("of_floor")
     return least_and_most(pd.Series([means(*case, large=is_share)[column] for case in cases]), ".2f")
 
 
 def share_of_a_layer() -> str:
-    own = pd.DataFrame(rows("layers")).query("norm == 'mxnorm' and kernels == 'one_pass'")
+    own = frame("layers").query("norm == 'mxnorm' and kernels == 'one_pass'")
     return least_and_most(100 * own["norm_us"] / own["layer_us"], ".0f") + " %"
 
 
 def copies_lead() -> str:
     """Return by how many microseconds, at most, `copy_` beats the fastest copy that moves as much, below 2^27."""
-    found = large()[large()["hidden_size"] * large()["tokens"] < 2**27]
+    found = large().query("elements < 2**27")
     return f"{(found['alike_us'] - found['floor_us']).max():.1f}"
 
 
 def at_2_25(fmt: str, column: str) -> str:
     """Return the geometric mean over the cases of 2^25 elements."""
-    found = large()[(large()["hidden_size"] * large()["tokens"] == 2**25) & (large()["format"] == fmt)]
-    return f"{mean_of(found.assign(alike_of_floor=found['floor_us'] / found['alike_us'])[column]):.2f}"
+    found = large().query("elements == 2**25 and format == @fmt")
+    return f"{geometric_mean(found.assign(alike_of_floor=found['floor_us'] / found['alike_us'])[column]):.2f}"
 
 
-@cache
 def largest() -> pd.DataFrame:
-    return large()[large()["hidden_size"] * large()["tokens"] >= 2**29]
+    return large().query("elements >= 2**29")
 
 
 def rates(column: str) -> str:
@@ -154,7 +159,7 @@ def spread(cases: pd.DataFrame, column: str) -> str:
 
 
 def spread_of_layers(precision: str) -> str:
-    return spread(pd.DataFrame(rows("layers")).query("precision == @precision"), "layer")
+    return spread(frame("layers").query("precision == @precision"), "layer")
 
 
 MODES = {
@@ -171,9 +176,9 @@ def compiled_as() -> str:
 
 def e2m1_over_e4m3(column: str) -> float:
     """Return E2M1's time divided by E4M3's, B = 16, as the geometric mean over the shapes."""
-    found = pd.DataFrame(rows("kernels")).query("block_size == 16")
+    found = shapes().query("block_size == 16")
     us = found.pivot_table(column, ["hidden_size", "tokens"], "format")
-    return mean_of(us["E2M1"] / us["E4M3"])
+    return geometric_mean(us["E2M1"] / us["E4M3"])
 
 
 def with_a_cast_as_to_e4m3() -> str:
@@ -193,8 +198,8 @@ KERNELS: Parts = {
     "GB of the largest": lambda: least_and_most(largest()["bytes"] / 1e9, ".1f"),
     "TB/s of the largest": partial(rates, "mxnorm_one_pass_us"),
     "TB/s of their floors": partial(rates, "floor_us"),
-    "spread": lambda: spread(pd.DataFrame(rows("kernels")), "mxnorm_one_pass"),
-    "spread of the floor": lambda: spread(pd.DataFrame(rows("kernels")), "floor"),
+    "spread": lambda: spread(shapes(), "mxnorm_one_pass"),
+    "spread of the floor": lambda: spread(shapes(), "floor"),
     **{f"spread of layers in {precision}": partial(spread_of_layers, precision) for precision in ("MXFP8", "NVFP4")},
     **{f"gain in {fmt}": partial(gains, fmt) for fmt in FORMATS},
     **{f"gain in {fmt}, of shapes": partial(gains_of_shapes, fmt) for fmt in FORMATS},
@@ -204,19 +209,21 @@ KERNELS: Parts = {
     "by copy_": lambda: f"{(large()['floor_by'] == 'copy_').sum()} of {len(large())}",
     "least over alike": lambda: f"{large()['mxnorm_of_alike'].min():.3f}",
     "share of a layer": share_of_a_layer,
-    "over one pass": lambda: of_all_blocks("over_one_pass_rmsnorm"),
-    "of the floor": lambda: of_all_blocks("mxnorm_of_floor"),
+    "over one pass": partial(of_all_blocks, "over_one_pass_rmsnorm"),
+    "of the floor": partial(of_all_blocks, "mxnorm_of_floor"),
     "least of the floor": lambda: f"{large()['mxnorm_of_floor'].min():.2f}",
     "kernels": kernels,
     "layers": layers,
-    "E4M3": lambda: kernel("E4M3", 32, "over_compiled_rmsnorm", 2),
-    "E2M1": lambda: kernel("E2M1", 16, "over_compiled_rmsnorm", 2),
-    "RMSNorm in E4M3": lambda: kernel("E4M3", 32, "one_pass_rmsnorm_over_compiled", 2),
-    "RMSNorm in E2M1": lambda: kernel("E2M1", 16, "one_pass_rmsnorm_over_compiled", 2),
-    "compiled E4M3": lambda: kernel("E4M3", 32, "compiled_over_compiled_rmsnorm", 2),
-    "compiled E2M1": lambda: kernel("E2M1", 16, "compiled_over_compiled_rmsnorm", 2),
-    "layer in MXFP8": lambda: f"{100 * (of_layers('MXFP8', 'over_compiled_rmsnorm') - 1):.1f} %",
-    "layer in NVFP4": lambda: f"{100 * (of_layers('NVFP4', 'over_compiled_rmsnorm') - 1):.1f} %",
+    **{
+        f"{said}{fmt}": partial(kernel, fmt, block, column)
+        for fmt, block in (("E4M3", 32), ("E2M1", 16))
+        for said, column in (
+            ("", "over_compiled_rmsnorm"),
+            ("RMSNorm in ", "one_pass_rmsnorm_over_compiled"),
+            ("compiled ", "compiled_over_compiled_rmsnorm"),
+        )
+    },
+    **{f"layer in {precision}": partial(in_percent, precision) for precision in ("MXFP8", "NVFP4")},
     "one pass in MXFP8": lambda: f"{of_layers('MXFP8', 'speedup'):.3f}",
     "one pass in NVFP4": lambda: f"{of_layers('NVFP4', 'speedup'):.3f}",
 }

@@ -7,13 +7,14 @@ from functools import cache, partial
 import numpy as np
 import pandas as pd
 
-from analysis.pages.marks import Parts, benchmark, least_and_most, rows_of
+from analysis.pages.marks import Parts, benchmark, least_and_most, power, rows_of
 from analysis.statistics import CONFIDENCE, student
+from analysis.units import RATE, SEED
 from mxstudy.results import bin_edges, markdown
 
 NORMS = {"rmsnorm": "RMSNorm", "mxnorm_p1": "MXNorm p=1", "mxnorm_p2": "MXNorm p=2"}
 PRECISIONS = {"bf16": "bf16", "mxfp8": "MXFP8"}
-PRECISION, NORM, SEED = "choice.precision", "choice.norm", "config.seed"
+PRECISION, NORM = "choice.precision", "choice.norm"
 LOSS = "validation_loss"
 
 
@@ -123,10 +124,10 @@ def output_rms() -> pd.DataFrame:
     return found.filter(regex=r"^layers\.[1-9].*/rms$")
 
 
-def rms_at(step: str, form: str = ".2f") -> str:
+def rms_at(step: str) -> str:
     """Return the least and the most over norms and runs, at the first or at the last step."""
     at = output_rms().groupby(level=0).first() if step == "first" else output_rms().groupby(level=0).last()
-    return least_and_most(at.stack(), form)
+    return least_and_most(at.stack(), ".2f")
 
 
 @cache
@@ -143,6 +144,13 @@ def bound_of(histograms: pd.DataFrame, norm: str) -> str:
 
 def bound(norm: str) -> str:
     return bound_of(histograms(), norm)
+
+
+def of_bins(counts: np.ndarray) -> str:
+    """Return the bin of the largest magnitude that a histogram counts: '26.9 to 32'."""
+    filled, edges = np.flatnonzero(counts), bin_edges()
+    far = max(((-edges[filled[0] + 1], -edges[filled[0]]), (edges[filled[-1]], edges[filled[-1] + 1])))
+    return " to ".join(f"{edge:.3g}" if edge < 1000 else f"{edge:,.0f}" for edge in far)
 
 
 def tails(*norms: str) -> str:
@@ -175,13 +183,13 @@ PRETRAIN: Parts = {
     "arms": arms,
     "earlier": earlier,
     "range": lambda: f"{pretrained()[LOSS].max() - pretrained()[LOSS].min():.3f}",
-    "seed 0": lambda: lower(0),
-    "seed 1": lambda: lower(1),
+    "seed 0": partial(lower, 0),
+    "seed 1": partial(lower, 1),
     "below the unigram entropy": lambda: f"{(pretrained()['unigram_entropy_nats'] - pretrained()[LOSS]).min():.1f}",
     "unigram entropy": lambda: f"{pretrained()['unigram_entropy_nats'].iloc[0]:.4f}",
     "other way": other_way,
-    "RMS at the start": lambda: rms_at("first"),
-    "RMS at the end": lambda: rms_at("last"),
+    "RMS at the start": partial(rms_at, "first"),
+    "RMS at the end": partial(rms_at, "last"),
     "largest RMS": lambda: f"{output_rms().max().max():.2f}",
     "MXFP8 over bf16": lambda: f"{over('rmsnorm', 0, 'rmsnorm', 0, 'bf16'):.2f}",
     "MXNorm over bf16": lambda: f"{over('mxnorm_p2', 1, 'rmsnorm', 0, 'bf16'):.2f}",
@@ -191,80 +199,76 @@ PRETRAIN: Parts = {
 }
 
 
-def of_bins(counts: np.ndarray) -> str:
-    """Return the bin of the largest magnitude that a histogram counts: '26.9 to 32'."""
-    filled, edges = np.flatnonzero(counts), bin_edges()
-    far = max(((-edges[filled[0] + 1], -edges[filled[0]]), (edges[filled[-1]], edges[filled[-1] + 1])))
-    return " to ".join(f"{edge:.3g}" if edge < 1000 else f"{edge:,.0f}" for edge in far)
-
-
 # ---------------------------------------------------------------------------------------------- learning rates
 
 
-RATE = "config.optimizer.lr"
+def sensitivity_runs() -> pd.DataFrame:
+    return rows_of("runs", "lr_sensitivity")
+
+
+@cache
+def losses_by_rate() -> pd.DataFrame:
+    """Return losses by rate and seed (rows) and norm (columns)."""
+    return sensitivity_runs().pivot(index=[RATE, SEED], columns=NORM, values=LOSS)
+
+
+@cache
+def less_rmsnorm() -> pd.DataFrame:
+    """Return MXNorm's losses minus RMSNorm's, by rate and seed (rows) and norm (columns)."""
+    return losses_by_rate().drop(columns="rmsnorm").sub(losses_by_rate()["rmsnorm"], axis=0)
 
 
 def sensitivity() -> str:
-    runs = rows_of("runs", "lr_sensitivity")
     cells = []
-    for rate, own in runs.groupby(RATE):
-        losses = own.pivot(index=SEED, columns=NORM, values=LOSS)
+    for rate, losses in losses_by_rate().groupby(level=RATE):
         half = losses.diff().abs().iloc[-1] / 2
         said = [f"{losses[norm].mean():.3f} +- {half[norm]:.3f}" for norm in NORMS]
         less = [losses[norm] - losses["rmsnorm"] for norm in NORMS if norm != "rmsnorm"]
-        cells.append([f"2^{np.log2(rate):.0f}", *said, *(", ".join(f"{one:+.3f}" for one in each) for each in less)])
-    seeds = ", ".join(str(seed) for seed in sorted(runs[SEED].unique()))
+        cells.append([power(rate), *said, *(", ".join(f"{one:+.3f}" for one in each) for each in less)])
+    seeds = ", ".join(map(str, losses_by_rate().index.unique(SEED)))
     columns = ["lr", *NORMS.values(), *(f"{p} minus RMSNorm, seed {seeds}" for p in ("p=1", "p=2"))]
     return markdown(columns, cells, left=columns)
 
 
 def best_rate() -> str:
-    means = rows_of("runs", "lr_sensitivity").groupby([NORM, RATE])[LOSS].mean()
-    best = {f"2^{np.log2(means[norm].idxmin()):.0f}" for norm in NORMS}
+    best = {power(rate) for rate in losses_by_rate().groupby(level=RATE).mean().idxmin()}
     return " and ".join(sorted(best))
 
 
-@cache
 def beyond() -> pd.DataFrame:
-    """Return MXNorm's loss minus RMSNorm's at 2^-5 and 2^-3, by rate and seed (rows) and norm (columns)."""
-    runs = rows_of("runs", "lr_sensitivity")
-    losses = runs[runs[RATE] >= 2.0**-5].pivot(index=[RATE, SEED], columns=NORM, values=LOSS)
-    return losses.drop(columns="rmsnorm").sub(losses["rmsnorm"], axis=0)
-
-
-@cache
-def less_rmsnorm(rate: float) -> pd.DataFrame:
-    """Return MXNorm's loss minus RMSNorm's at a rate, by seed (rows) and norm (columns)."""
-    runs = rows_of("runs", "lr_sensitivity")
-    losses = runs[runs[RATE] == rate].pivot(index=SEED, columns=NORM, values=LOSS)
-    return losses.drop(columns="rmsnorm").sub(losses["rmsnorm"], axis=0)
+    """Return MXNorm's losses minus RMSNorm's at 2^-5 and 2^-3."""
+    return less_rmsnorm().loc[2.0**-5 :]
 
 
 def interval(norm: str, rate: float) -> str:
-    low, high = student(less_rmsnorm(rate)[norm], CONFIDENCE)
+    low, high = student(less_rmsnorm().loc[rate, norm], CONFIDENCE)
     return f"{low:+.2f} .. {high:+.2f}"
 
 
 def apart(rate: float) -> str:
     """Return the least and the most, over norms, by which the two seeds of a norm differ at a rate."""
-    runs = rows_of("runs", "lr_sensitivity")
-    losses = runs[runs[RATE] == rate].pivot(index=SEED, columns=NORM, values=LOSS)
+    losses = losses_by_rate().loc[rate]
     return least_and_most(losses.max() - losses.min(), ".2f")
 
 
 def both_norms(rate: float) -> str:
     """Return the absolute mean differences of p=1 and p=2."""
-    return " and ".join(f"{abs(value):.3f}" for value in less_rmsnorm(rate).mean()[["mxnorm_p1", "mxnorm_p2"]])
+    return " and ".join(f"{abs(value):.3f}" for value in less_rmsnorm().loc[rate].mean()[["mxnorm_p1", "mxnorm_p2"]])
 
 
 def repeats() -> str:
     """Return the most by which a difference at the two lowest rates differs between seeds."""
-    return f"{max(float((own.max() - own.min()).max()) for own in map(less_rmsnorm, (2.0**-13, 2.0**-11))):.3f}"
+    lowest = less_rmsnorm().loc[: 2.0**-11].groupby(level=RATE)
+    return f"{(lowest.max() - lowest.min()).max().max():.3f}"
+
+
+def at_best(norm: str) -> str:
+    return f"{less_rmsnorm().loc[2.0**-9, norm].mean():+.2f}"
 
 
 SENSITIVITY: Parts = {
-    "unigram entropy": lambda: f"{rows_of('runs', 'lr_sensitivity')['unigram_entropy_nats'].iloc[0]:.4f}",
-    "parameters": lambda: f"{rows_of('runs', 'lr_sensitivity')['parameters'].iloc[0] / 1e6:.1f}",
+    "unigram entropy": lambda: f"{sensitivity_runs()['unigram_entropy_nats'].iloc[0]:.4f}",
+    "parameters": lambda: f"{sensitivity_runs()['parameters'].iloc[0] / 1e6:.1f}",
     "interval of p=2 at 2^-3": partial(interval, "mxnorm_p2", 2.0**-3),
     "seeds apart at the best": partial(apart, 2.0**-9),
     "at 2^-13": partial(both_norms, 2.0**-13),
@@ -274,12 +278,6 @@ SENSITIVITY: Parts = {
     "best rate": best_rate,
     "above": lambda: f"{int((beyond() > 0).sum().sum())} of {beyond().size}",
     "up to": lambda: f"{beyond().max().max():.2f}",
-    "at the best, p=1": lambda: at_best("mxnorm_p1"),
-    "at the best, p=2": lambda: at_best("mxnorm_p2"),
+    "at the best, p=1": partial(at_best, "mxnorm_p1"),
+    "at the best, p=2": partial(at_best, "mxnorm_p2"),
 }
-
-
-def at_best(norm: str) -> str:
-    runs = rows_of("runs", "lr_sensitivity")
-    best = runs[runs[RATE] == 2.0**-9].groupby(NORM)[LOSS].mean()
-    return f"{best[norm] - best['rmsnorm']:+.2f}"

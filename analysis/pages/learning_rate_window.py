@@ -8,9 +8,11 @@ from typing import Any
 import pandas as pd
 
 from analysis.pages import students
-from analysis.pages.marks import Parts, least_and_most, share, steps, wilson
-from analysis.pages.student_lots import DATA_SEED, SEED, back, counted, difference, findings, lot, shown, verdicts
+from analysis.pages.marks import Parts, least_and_most, share_of
+from analysis.pages.student_lots import back, counted, difference, findings, lot, shown, unstable, verdicts
 from analysis.students import arms as replicas
+from analysis.students.arms import middle_step, wilson
+from analysis.units import DATA_SEED, SEED
 from mxstudy.results import markdown
 
 RATES = {"2e-4": 2e-4, "4e-4": 4e-4, "6e-4": 6e-4}
@@ -42,12 +44,12 @@ def by_rate() -> str:
         own = [window(precision, width, rate) for precision in PRECISIONS]
         lost = [part["diverged"] > 0 for part in own]
         both = pairs(rate, width)
-        medians = [steps(part["outcome.diverged_at"]) for part in own]
+        medians = [middle_step(part["outcome.diverged_at"]) for part in own]
         cells.append(
             (
                 int(width),
                 f"{rate:.0e}".replace("e-0", "e-"),
-                *(f"{share(one.sum(), len(one))} ({wilson(one.sum(), len(one))})" for one in lost),
+                *(f"{share_of(one)} ({wilson(one)})" for one in lost),
                 ", ".join(str(part["open"].sum()) for part in own),
                 len(both),
                 alone(both, "fp32"),
@@ -67,8 +69,8 @@ def by_data_seed() -> str:
     for precision, name in PRECISIONS.items():
         for width in sorted(window()[WIDTH].unique()):
             own = window(precision, width)
-            unstable = own["open"] | (own["diverged"] > 0)
-            cells.append((f"{name}, width {width:.0f}", *(unstable[own[DATA_SEED] == seed].sum() for seed in seeds)))
+            up = unstable(own)
+            cells.append((f"{name}, width {width:.0f}", *(up[own[DATA_SEED] == seed].sum() for seed in seeds)))
     return markdown(["", *map(str, seeds)], cells, left=[""])
 
 
@@ -77,9 +79,8 @@ def diverged(*of: Any, **also: Any) -> str:
     return counted(window(*of, **also))
 
 
-def unstable(precision: str, width: int) -> str:
-    own = window(precision, width)
-    return share((own["open"] | (own["diverged"] > 0)).sum(), len(own))
+def not_stable(precision: str, width: int) -> str:
+    return share_of(unstable(window(precision, width)))
 
 
 def alone_at(precision: str, rate: float) -> str:
@@ -107,8 +108,7 @@ def lost(precision: str) -> pd.DataFrame:
 
 
 def late(precision: str, step: int) -> str:
-    at = lost(precision)["outcome.diverged_at"]
-    return share((at > step).sum(), len(at))
+    return share_of(lost(precision)["outcome.diverged_at"] > step)
 
 
 def back_in(precision: str) -> str:
@@ -124,8 +124,7 @@ def dearer(width: int) -> str:
     ends = []
     for precision in PRECISIONS:
         runs = window(precision, width)
-        stable = runs[~runs["open"] & ~(runs["diverged"] > 0)]
-        ends.append(stable.groupby(RATE)["loss"].median())
+        ends.append(runs[~unstable(runs)].groupby(RATE)["loss"].median())
     return least_and_most(100 * (ends[1] / ends[0] - 1), ".0f") + " %"
 
 
@@ -133,7 +132,7 @@ WINDOW: Parts = {
     "verdicts": partial(verdicts, 6),
     "by rate": by_rate,
     "by data seed": by_data_seed,
-    **{f"FP32 not stable at {width}": partial(unstable, "fp32", width) for width in (512, 768)},
+    **{f"FP32 not stable at {width}": partial(not_stable, "fp32", width) for width in (512, 768)},
     **{name: partial(diverged, key) for key, name in PRECISIONS.items()},
     **{f"MX mix at {text}": partial(diverged, "mx_mix", rate=rate) for text, rate in RATES.items()},
     "at 2e-4": partial(diverged, rate=2e-4),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import pandas as pd
-
 from analysis.pages.language_models import pretrained
-from analysis.pages.marks import Parts, benchmark, least_and_most, row, rows
+from analysis.pages.marks import Parts, benchmark, frame, least_and_most, row, rows
 from mxstudy.results import markdown
 
 
@@ -82,7 +81,7 @@ def over_hflm(who: str) -> str:
 
 
 def right() -> str:
-    return least_and_most(100 * pd.DataFrame(rows("evaluation_speed"))["right"], ".1f") + " %"
+    return least_and_most(100 * frame("evaluation_speed")["right"], ".1f") + " %"
 
 
 def fastest_of_hflm() -> dict[str, Any]:
@@ -105,7 +104,7 @@ EVALUATION: Parts = {
         f"{row('evaluation_speed', who='ours, bf16')['requests_per_s'] / fastest_rate():.1f} times"
     ),
     "who": answering,
-    "bf16": lambda: over_hflm("ours, bf16"),
+    "bf16": partial(over_hflm, "ours, bf16"),
     "MXFP8": lambda: over_hflm("ours, rmsnorm, mxfp8, compute bf16").removesuffix(" times"),
 }
 
@@ -126,8 +125,8 @@ def launched(vary_in: str) -> str:
 
 LAUNCH: Parts = {
     "jobs": jobs,
-    "values": lambda: launched("values"),
-    "groups": lambda: launched("groups"),
+    "values": partial(launched, "values"),
+    "groups": partial(launched, "groups"),
 }
 
 

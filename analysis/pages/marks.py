@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from mxstudy import results
@@ -68,9 +69,19 @@ def row(name: str, **wanted: object) -> dict[str, Any]:
     return dict(found)
 
 
+def frame(name: str) -> pd.DataFrame:
+    """Return the rows of a benchmark."""
+    return pd.DataFrame(rows(name))
+
+
 def least_and_most(values: pd.Series, form: str) -> str:
     """Return the least and the most of the values: '0.96 to 1.00'."""
     return f"{values.min():{form}} to {values.max():{form}}"
+
+
+def one_or_range(values: pd.Series, form: str) -> str:
+    """Return the least and the most of the values, or one number if both look the same: '31 to 33', or '0.14'."""
+    return " to ".join(dict.fromkeys(least_and_most(values, form).split(" to ")))
 
 
 def share(count: float, runs: int, still_open: int = 0) -> str:
@@ -78,12 +89,11 @@ def share(count: float, runs: int, still_open: int = 0) -> str:
     return f"{count:.0f} of {runs}" + (f", {still_open} open" if still_open else "")
 
 
-def wilson(count: float, runs: int) -> str:
-    """Return Wilson's 95 % interval of a fraction of runs: '0.45 .. 0.77'."""
-    found = results.fraction(int(count), runs)
-    return f"{found.low:.2f} .. {found.high:.2f}"
+def share_of(which: pd.Series) -> str:
+    """Return how many are true: '20 of 32'."""
+    return share(which.sum(), len(which))
 
 
-def steps(values: pd.Series) -> str:
-    """Return the median step, or '-' if there is none."""
-    return f"{values.median():,.0f}" if values.notna().any() else "-"
+def power(rate: float) -> str:
+    """Return a power of 2: '2^-9'."""
+    return f"2^{np.log2(rate):.0f}"

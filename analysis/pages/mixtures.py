@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from analysis.pages.marks import Parts, row, rows
-from analysis.pages.step_cost import plus_minus
-from mxstudy.results import markdown
+from analysis.pages.marks import Parts, frame, least_and_most, row, rows
+from analysis.pages.step_cost import reading
+from mxstudy.results import markdown, plus_minus
 
 ARMS = {
     "experts, bf16": "mixture, bf16, RMSNorm",
@@ -25,13 +25,13 @@ def steps() -> str:
         cells.append(
             (
                 ARMS[one["arm"]],
-                plus_minus(one["step_ms"], one["spread_ms"], 1),
-                "1" if one["arm"] == "experts, bf16" else plus_minus(one["over_bf16"], one["over_bf16_spread"], 2),
+                plus_minus(one["step_ms"], one["spread_ms"], ".1f"),
+                "1" if one["arm"] == "experts, bf16" else plus_minus(one["over_bf16"], one["over_bf16_spread"], ".2f"),
                 f"{round(one['tokens_per_s'], -3):,.0f}",
                 f"{one['mfu']:.3f}",
                 f"{one['mfu_over_dense']:.2f}",
                 f"{one['peak_gib']:.1f}",
-                " / ".join(f"{one[f'power_w_{which}']:.0f}" for which in ("min", "median", "max")),
+                reading(one, "power_w"),
             )
         )
     columns = [
@@ -58,15 +58,15 @@ def at_least(arm: str) -> str:
     return f"{own['mfu_over_dense'] * shorter / longer:.2f}"
 
 
-def over(arm: str, digits: int = 1) -> str:
+def over(arm: str, form: str = ".1f") -> str:
     one = row("experts", arm=arm)
-    return plus_minus(one["over_bf16"], one["over_bf16_spread"], digits)
+    return plus_minus(one["over_bf16"], one["over_bf16_spread"], form)
 
 
 def spreads() -> str:
     """Return the spread of a step in percent of the step, over all arms: the least and the most."""
-    frame = [100 * one["spread_ms"] / one["step_ms"] for one in rows("experts")]
-    return f"{min(frame):.0f} to {max(frame):.0f} %"
+    found = frame("experts")
+    return least_and_most(100 * found["spread_ms"] / found["step_ms"], ".0f") + " %"
 
 
 def millions(arm: str, column: str) -> str:
@@ -78,8 +78,8 @@ MIXTURES: Parts = {
     **{f"{arm} of dense": partial(of_dense, arm) for arm in ARMS if arm.startswith("experts")},
     **{f"{arm} of dense, at least": partial(at_least, arm) for arm in ("experts, bf16", "experts, mxfp8")},
     **{f"{arm} over the mixture": partial(over, arm) for arm in ("loop, bf16", "loop, mxfp8")},
-    "MXFP8 over bf16": partial(over, "experts, mxfp8", 2),
-    "dense over the mixture": partial(over, "dense, bf16", 2),
+    "MXFP8 over bf16": partial(over, "experts, mxfp8", ".2f"),
+    "dense over the mixture": partial(over, "dense, bf16", ".2f"),
     "spreads": spreads,
     "parameters": partial(millions, "experts, bf16", "parameters"),
     "active": partial(millions, "experts, bf16", "active_matmul_parameters"),

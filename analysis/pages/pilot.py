@@ -10,16 +10,16 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
 import pandas as pd
 
 from analysis.ledger.measured import together
 from analysis.ledger.mxnorm_training import MARGIN
-from analysis.pages.marks import Parts, rows_of
+from analysis.pages.language_models import LOSS, NORM
+from analysis.pages.marks import Parts, power, rows_of
 from analysis.statistics import CONFIDENCE, student
+from analysis.units import RATE, SEED
 from mxstudy.results import markdown
 
-RATE, NORM, SEED, LOSS = "config.optimizer.lr", "choice.norm", "config.seed", "validation_loss"
 BASELINE, ARM = "rmsnorm", "mxnorm_p2"
 QUANTILES = 2.93  # quantiles of the normal distribution, 1.645 + 1.282, as stated
 LEAST, MOST = 8, 16  # pairs
@@ -73,10 +73,6 @@ def runs() -> pd.DataFrame:
 @cache
 def plan() -> Plan:
     return decided(runs())
-
-
-def power(rate: float) -> str:
-    return f"2^{np.log2(rate):.0f}"
 
 
 def at(rate: float) -> pd.Series:

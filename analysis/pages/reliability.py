@@ -90,8 +90,8 @@ MIRROR: Parts = {
     "latest": lambda: f"{max(one['arrived_s'] for one in rows('tracking_load')):.0f} s",
     "a row": lambda: f"{max(one['log_ms'] for one in rows('tracking_load')):.2f} ms",
     "longest": lambda: f"{max(one['log_max_ms'] for one in rows('tracking_load')):.0f} ms",
-    "CPU, sqlite": lambda: cpu_of("sqlite"),
-    "CPU, postgresql": lambda: cpu_of("postgresql"),
+    "CPU, sqlite": partial(cpu_of, "sqlite"),
+    "CPU, postgresql": partial(cpu_of, "postgresql"),
     "versions": lambda: ", ".join(
         f"{name} {benchmark('tracking_load')['settings'][key]}" for key, name in {"mlflow": "MLflow", **NAMES}.items()
     ),

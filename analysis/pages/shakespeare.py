@@ -6,13 +6,13 @@ from functools import cache
 
 import pandas as pd
 
-from analysis.pages.language_models import LOSS, PRECISION, PRECISIONS, SEED
+from analysis.pages.language_models import LOSS, PRECISION, PRECISIONS
 from analysis.pages.marks import Parts, least_and_most, rows_of
-from analysis.statistics import student
+from analysis.statistics import CONFIDENCE, student
+from analysis.units import SEED
 from mxstudy.results import markdown
 
 TABLES = "shakespeare"
-LEVEL = 0.95
 
 
 @cache
@@ -48,7 +48,7 @@ def table() -> str:
 def difference() -> str:
     """Return the mean of MXFP8's lowest loss minus bf16's, paired by seed, and its interval."""
     pairs = by_seed(LOSS).loc["mxfp8"] - by_seed(LOSS).loc["bf16"]
-    low, high = student(pairs, LEVEL)
+    low, high = student(pairs, CONFIDENCE)
     return f"{pairs.mean():+.4f} ({low:+.4f} .. {high:+.4f})"
 
 

@@ -7,33 +7,31 @@ from functools import cache, partial
 import numpy as np
 import pandas as pd
 
-from analysis.pages.language_models import LOSS, NORM, NORMS, SEED, bound_of, loss_of, of_bins
-from analysis.pages.marks import Parts, benchmark, least_and_most, rows_of
+from analysis.pages.language_models import LOSS, NORM, NORMS, bound_of, loss_of, of_bins
+from analysis.pages.marks import Parts, benchmark, least_and_most, one_or_range, rows_of
+from analysis.units import SEED
 from mxstudy.results import markdown, smoothed
 
 MXNORMS = ("mxnorm_p1", "mxnorm_p2")
 SEEDS = (0, 1)
 
 
-def runs_of_it() -> pd.DataFrame:
+def proxy_runs() -> pd.DataFrame:
     return rows_of("runs", "spike_proxy")
 
 
 def of_run(rows: pd.DataFrame, norm: str, seed: int) -> pd.DataFrame:
     """Return the rows of one run, by step."""
-    runs = runs_of_it()
+    runs = proxy_runs()
     (run,) = runs.loc[(runs[NORM] == norm) & (runs[SEED] == seed), "fingerprint"]
     return rows[rows["fingerprint"] == run].sort_values("step").set_index("step")
 
 
-def proxies() -> str:
-    runs, rms = runs_of_it(), rows_of("norm_output_rms", "spike_proxy")
+def table() -> str:
+    runs, rms = proxy_runs(), rows_of("norm_output_rms", "spike_proxy")
     last = rms.sort_values("step").groupby("fingerprint").tail(1).set_index("fingerprint").filter(regex="/rms$")
     cells = []
     for _, run in runs.iterrows():
-        least, most = (
-            f"{value:.2f}" for value in (last.loc[run["fingerprint"]].min(), last.loc[run["fingerprint"]].max())
-        )
         cells.append(
             (
                 NORMS[run[NORM]],
@@ -41,7 +39,7 @@ def proxies() -> str:
                 run["fingerprint"][:12],
                 f"{run[LOSS]:.4f}",
                 f"{run['spike_score']:.1f}",
-                least if least == most else f"{least} .. {most}",
+                one_or_range(last.loc[run["fingerprint"]], ".2f").replace(" to ", " .. "),
             )
         )
     columns = [
@@ -51,10 +49,10 @@ def proxies() -> str:
     return markdown(columns, cells, left=columns)
 
 
-def of_proxy(norm: str, seed: int, digits: int = 3) -> str:
+def of_proxy(norm: str, seed: int) -> str:
     """Return by how much a norm's validation loss differs from RMSNorm's, without the sign."""
-    runs = runs_of_it()
-    return f"{abs(loss_of(runs, seed, norm) - loss_of(runs, seed, 'rmsnorm')):.{digits}f}"
+    runs = proxy_runs()
+    return f"{abs(loss_of(runs, seed, norm) - loss_of(runs, seed, 'rmsnorm')):.3f}"
 
 
 def largest(side: str, norm: str, seed: int) -> str:
@@ -118,12 +116,12 @@ def massive(norm: str, seed: int) -> str:
 
 
 def bound(norm: str) -> str:
-    norms = runs_of_it()[["fingerprint", NORM]]
+    norms = proxy_runs()[["fingerprint", NORM]]
     return bound_of(rows_of("activation_histograms", "spike_proxy").merge(norms), norm)
 
 
 def median_of(column: str, form: str) -> str:
-    return f"{runs_of_it()[column].median():{form}}"
+    return f"{proxy_runs()[column].median():{form}}"
 
 
 def of_training(key: str) -> float:
@@ -131,8 +129,8 @@ def of_training(key: str) -> float:
 
 
 PROXY: Parts = {
-    "runs": proxies,
-    "spikes": lambda: f"{runs_of_it()['spikes'].sum():.0f}",
+    "runs": table,
+    "spikes": lambda: f"{proxy_runs()['spikes'].sum():.0f}",
     "largest rise": partial(largest_rise, 120),
     "lead, seed 0": partial(lead, 0),
     "trail, seed 1": lambda: f"{apart('mxnorm_p2', 1).loc[200:].max():.2f}",

@@ -8,23 +8,21 @@ from __future__ import annotations
 from collections import Counter
 from functools import cache, partial
 
-import numpy as np
 import pandas as pd
 
 from analysis.arm_losses import losses
-from analysis.ledger.claim import Judged, judge
+from analysis.ledger.claim import NOT_RUN, Judged, judge
 from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.page import effect
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED
 from analysis.ledger.tables import RESULTS, Tables
-from analysis.pages.language_models import LOSS, NORM, NORMS, RATE, SEED
-from analysis.pages.marks import Parts
+from analysis.pages.language_models import LOSS, NORM, NORMS
+from analysis.pages.marks import Parts, power
 from analysis.recipe.arms_23m import FLOOR, OPERANDS, RECIPE, RECIPE_AGAIN
 from analysis.stated import Question
-from analysis.units import chosen, died, ended
+from analysis.units import RATE, SEED, chosen, died, ended
 from mxstudy.results import markdown
 
-NOT_RUN = "not run"
 PAIRED = "lr_sensitivity_paired"
 
 
@@ -103,7 +101,7 @@ def by_rate(name: str) -> str:
         found = own.assign(**{LOSS: own[LOSS].mask(died(own, LOSS))}).pivot(index=SEED, columns=NORM, values=LOSS)
         less = [found[norm] - found["rmsnorm"] for norm in NORMS if norm != "rmsnorm"]
         said = [f"{one.mean():+.3f} ({one.min():+.3f} .. {one.max():+.3f})" for one in less]
-        cells.append((f"2^{np.log2(rate):.0f}", *(f"{found[norm].mean():.3f}" for norm in NORMS), *said))
+        cells.append((power(rate), *(f"{found[norm].mean():.3f}" for norm in NORMS), *said))
     words = [f"{NORMS[norm]} minus RMSNorm, least .. most" for norm in NORMS if norm != "rmsnorm"]
     return markdown(("lr", *NORMS.values(), *words), cells, left=["lr"])
 

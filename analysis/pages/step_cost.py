@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from analysis.pages.marks import Parts, benchmark, row, rows
 from analysis.pages.step_parts import left_over
 from analysis.pages.step_profile import MODELS, PROFILE, name_of
-from mxstudy.results import markdown
+from mxstudy.results import markdown, plus_minus
 
 STEPS = {  # {arm of the benchmark: its name on the page}
     "bf16": "bf16",
@@ -31,7 +32,7 @@ RECOMPUTING = ("bf16, fused, recomputing MLPs", "mxfp8, rmsnorm, recomputing MLP
 
 
 class Limit(NamedTuple):
-    """A limit of a column of an arm, which was set before it was measured. `at_least`: else the value is at most it."""
+    """A limit of a column of an arm, which was set before it was measured: the most, or the least if `at_least`."""
 
     said: str
     limit: float
@@ -49,8 +50,7 @@ class Limit(NamedTuple):
             return "-"
         if self.column == "peak_gib":
             return f"{self.value(gpu):.1f}"
-        spread = row(name_of(self.model, gpu), arm=self.arm).get(f"{self.column}_spread")
-        return f"{self.value(gpu):.3f}" if spread is None else plus_minus(self.value(gpu), spread, 3)
+        return of_arm(self.model, gpu, self.arm, self.column)
 
     def is_met(self) -> bool:
         value = self.value("H100")
@@ -102,30 +102,30 @@ def step_of(model: str, gpu: str) -> str:
         cells.append(
             (
                 STEPS[one["arm"]],
-                plus_minus(one["step_ms"], one["spread_ms"], 1),
-                "1" if is_base else plus_minus(one["over_bf16"], one["over_bf16_spread"], 3),
+                plus_minus(one["step_ms"], one["spread_ms"], ".1f"),
+                "1" if is_base else plus_minus(one["over_bf16"], one["over_bf16_spread"], ".3f"),
                 f"{one['peak_gib']:.1f}",
                 "1" if is_base else f"{one['peak_over_bf16']:.3f}",
                 f"{round(one['tokens_per_s'], places):,.0f}",
                 f"{one['mfu']:.3f}",
-                *(" / ".join(f"{one[f'{key}_{which}']:.0f}" for which in ("min", "median", "max")) for key in READINGS),
+                *(reading(one, name) for name in READINGS),
             )
         )
     columns = [head, "ms, +- half the quartiles' range", "over bf16", "peak, GiB", "over bf16", "tokens/s", "MFU"]
-    return markdown(
-        [*columns, *(f"{said}, least / median / largest" for said in READINGS.values())], cells, left=[head]
-    )
+    columns += [f"{said}, least / median / largest" for said in READINGS.values()]
+    return markdown(columns, cells, left=[head])
 
 
-def plus_minus(value: float, spread: float, digits: int) -> str:
-    return f"{value:.{digits}f} +- {spread:.{digits}f}"
+def reading(one: Mapping[str, Any], name: str) -> str:
+    """Return the least, the median and the largest reading of the GPU in a row."""
+    return " / ".join(f"{one[f'{name}_{which}']:.0f}" for which in ("min", "median", "max"))
 
 
 def of_arm(model: str, gpu: str, arm: str, column: str) -> str:
     """Return a value of an arm. One with a spread has it beside it."""
     one = row(name_of(model, gpu), arm=arm)
     spread = one.get(f"{column}_spread")
-    return f"{one[column]:.3f}" if spread is None else plus_minus(one[column], spread, 3)
+    return f"{one[column]:.3f}" if spread is None else plus_minus(one[column], spread, ".3f")
 
 
 def over_inductor() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from analysis.pages.marks import Parts, benchmark, rows
-from analysis.pages.step_profile import ms_of, name_of, step_ms
+from analysis.pages.step_profile import MODELS, ms_of, name_of, step_ms
 from mxstudy.results import markdown
 
 SAID = {  # {part of the benchmark: its name on the page, and the least share of a copy's rate that was wanted}
@@ -28,8 +28,8 @@ BY = {
     "one after another": "PyTorch, tensor by tensor",
 }
 OURS = [by for by in BY if by.endswith("ours")]
-ROTARY = {"heads": 16, "kv_heads": 4, "head_size": 64, "layers": 8}  # of conf/model/llama_125m.yaml
-EMBEDDING = {"vocabulary": 128256, "hidden": 2048}  # of conf/model/llama_1b.yaml
+HEADS, KV_HEADS, HEAD_SIZE = 16, 4, 64  # of conf/model/llama_125m.yaml
+VOCABULARY = 128256  # of conf/model/llama_1b.yaml
 
 
 def table() -> str:
@@ -82,9 +82,9 @@ def rotary_least_ms(operands: int) -> str:
     writes `operands`.
     """
     settings = benchmark(name_of("llama_125m", "H100"))["settings"]
-    turned = ROTARY["head_size"] * (ROTARY["heads"] + ROTARY["kv_heads"])
-    stride = turned + ROTARY["head_size"] * ROTARY["kv_heads"]
-    tokens = settings["batch"] * settings["sequence"] * ROTARY["layers"]
+    turned = HEAD_SIZE * (HEADS + KV_HEADS)
+    stride = turned + HEAD_SIZE * KV_HEADS
+    tokens = settings["batch"] * settings["sequence"] * MODELS["llama_125m"].layers
     moved = tokens * 2 * (2 * turned + (1 + operands) * stride)
     return f"{1e3 * moved / settings['copied_bytes_per_s']:.2f}"
 
@@ -95,8 +95,9 @@ def embedding_gb() -> str:
     A copy of dx in FP32: 2 bytes are read and 4 written. Zeros for the table. Then each row of that copy is read, and
     at most as many rows of the table are read and written.
     """
-    dx, whole = benchmark("parts")["settings"]["tokens"] * EMBEDDING["hidden"], 4 * EMBEDDING["hidden"]
-    return f"{(dx * (2 + 4 + 4 + 8) + whole * EMBEDDING['vocabulary']) / 1e9:.2f}"
+    hidden = MODELS["llama_1b"].hidden
+    dx, table_of_fp32 = benchmark("parts")["settings"]["tokens"] * hidden, 4 * hidden * VOCABULARY
+    return f"{(dx * (2 + 4 + 4 + 8) + table_of_fp32) / 1e9:.2f}"
 
 
 def embedding_least_ms() -> str:

@@ -9,7 +9,7 @@ from analysis.ledger.measured import PEAK
 from analysis.pages.marks import Parts, benchmark, row, rows
 from mxstudy.results import markdown
 
-# Of kernels whose name contains one of these texts, the first that fits. Kernels of a step that are not among an arm's
+# A kernel is in the first group of which one of the texts is in its name. Kernels of a step that are not among an arm's
 # longest are in REST.
 GROUPS = {
     "products times tensor scales": ("clamp_min_lt_mul",),

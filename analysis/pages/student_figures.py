@@ -9,10 +9,8 @@ import pandas as pd
 
 from analysis.instability import claims as prestated
 from analysis.pages.decisive_arms import DECISIVE_ARMS
-from analysis.pages.marks import Parts, rows_of, share, steps, wilson
+from analysis.pages.marks import Parts, one_or_range, rows_of, share, share_of
 from analysis.pages.student_lots import (
-    DATA_SEED,
-    SEED,
     back,
     counted,
     difference,
@@ -20,11 +18,13 @@ from analysis.pages.student_lots import (
     interval,
     lot,
     shown,
+    unstable,
     verdicts,
 )
-from analysis.statistics import CONFIDENCE
+from analysis.statistics import joint_level
 from analysis.students import arms as replicas
-from analysis.students.arms import REPLICA
+from analysis.students.arms import REPLICA, middle_step, wilson
+from analysis.units import DATA_SEED, SEED, chosen
 from mxstudy.results import markdown
 
 GAIN_STEPS = (1200, 4800, 8900)
@@ -55,16 +55,16 @@ def arms() -> str:
     cells = []
     for name, runs_of in ARMS.items():
         runs = runs_of()
-        lost, spikes = (runs["diverged"] > 0).sum(), runs["outcome.spikes"]
+        spikes = runs["outcome.spikes"]
         in_runs = (spikes > 0).sum()
         cells.append(
             (
                 name,
                 f"{runs[DATA_SEED].nunique()} x {runs[SEED].nunique()}",
-                share(lost, len(runs)),
-                wilson(lost, len(runs)),
+                counted(runs),
+                wilson(runs["diverged"] > 0),
                 runs["open"].sum(),
-                steps(runs["outcome.diverged_at"]),
+                middle_step(runs["outcome.diverged_at"]),
                 f"{spikes.sum():.0f}, in {in_runs} runs" if in_runs else "none",
             )
         )
@@ -85,13 +85,12 @@ def lost_at(name: str) -> str:
     return f"{ARMS[name]()['outcome.diverged_at'].min():,.0f}"
 
 
-def middle_step(name: str) -> str:
-    return steps(ARMS[name]()["outcome.diverged_at"])
+def step_of(name: str) -> str:
+    return middle_step(ARMS[name]()["outcome.diverged_at"])
 
 
 def up_at_the_end(name: str) -> str:
-    runs = ARMS[name]()
-    return share(runs["open"].sum(), len(runs))
+    return share_of(ARMS[name]()["open"])
 
 
 def less(name: str, other: str) -> str:
@@ -101,8 +100,8 @@ def less(name: str, other: str) -> str:
 
 def final(names: Sequence[str]) -> str:
     """Return the least and the most, over these arms, of the median final loss of runs that do not diverge."""
-    medians = [own.loc[~own["open"] & ~(own["diverged"] > 0), "loss"].median() for own in (ARMS[n]() for n in names)]
-    return " to ".join(dict.fromkeys(f"{value:.4f}" for value in (min(medians), max(medians))))
+    medians = [own.loc[~unstable(own), "loss"].median() for own in (ARMS[name]() for name in names)]
+    return one_or_range(pd.Series(medians), ".4f")
 
 
 # --------------------------------------------------------------------------------------------- figure 3: the last bin
@@ -140,7 +139,7 @@ def never_full(name: str) -> str:
 
 def full_at_the_end(name: str) -> str:
     _, ends = filling(name)
-    return share((ends >= prestated.FILLED).sum(), len(ends))
+    return share_of(ends >= prestated.FILLED)
 
 
 def mean_gain(name: str, step: int) -> str:
@@ -215,16 +214,15 @@ def over_fp32(column: str) -> str:
 
 
 def before(step: int) -> str:
-    runs = pd.concat([ARMS[name]() for name in WITH_KL])
-    return share((runs["outcome.diverged_at"] < step).sum(), len(runs))
+    return share_of(pd.concat([ARMS[name]() for name in WITH_KL])["outcome.diverged_at"] < step)
 
 
 def with_more_fp32() -> str:
     """Return where the interval with KL would end if FP32 had three times as many runs, and all of these diverged."""
     claim, found = next(iter(findings(8).items()))
     runs = prestated.without_open(lot("loss"))
-    ours, theirs = (runs.loc[prestated.chosen(runs, arm), "diverged"].dropna() for arm in (claim.arm, claim.baseline))
-    units, level = found.arm - found.baseline, 1 - (1 - CONFIDENCE) / len(findings(8))
+    ours, theirs = (runs.loc[chosen(runs, arm), "diverged"].dropna() for arm in (claim.arm, claim.baseline))
+    units, level = found.arm - found.baseline, joint_level(len(findings(8)))
     _, high = prestated.interval(claim, units, ours, pd.concat([theirs] * 3), level, len(units))
     return f"{high:.2f}"
 
@@ -232,7 +230,7 @@ def with_more_fp32() -> str:
 def not_stable(name: str) -> pd.DataFrame:
     """Return an arm's runs, with those that are up at the end counted as diverged."""
     runs = ARMS[name]()
-    return runs.assign(diverged=((runs["diverged"] > 0) | runs["open"]).astype(float))
+    return runs.assign(diverged=unstable(runs).astype(float))
 
 
 def by_initial_seed(runs: pd.DataFrame) -> str:
@@ -249,7 +247,7 @@ LOSS_AND_WEIGHTS: Parts = {
     "with KL": partial(count, *WITH_KL),
     "with KL, before step 2,000": partial(before, 2000),
     "first with KL": partial(lost_at, "MXFP8, KL"),
-    **{f"step, {name}": partial(middle_step, name) for name in WITH_KL},
+    **{f"step, {name}": partial(step_of, name) for name in WITH_KL},
     **{f"come back, {name}": partial(back_in, name) for name in ("MXFP8", *WITH_KL)},
     **{
         f"{said}, {name}": partial(middle_loss, name, column)

@@ -7,8 +7,11 @@ from functools import cache, partial
 import pandas as pd
 
 from analysis.instability.fig04_interventions import judged
-from analysis.pages.decisive_arms import DATA_SEED, counted, of_arm
-from analysis.pages.marks import Parts, least_and_most, rows_of, share, wilson
+from analysis.pages.decisive_arms import of_arm
+from analysis.pages.marks import Parts, least_and_most, rows_of, share_of
+from analysis.pages.student_lots import counted, counted_and_open
+from analysis.students.arms import wilson
+from analysis.units import DATA_SEED
 from mxstudy.results import markdown
 
 CHANGED = {
@@ -36,12 +39,11 @@ def at(point: str, name: str) -> pd.DataFrame:
 
 def interventions() -> str:
     cells = []
-    for name, words_of_it in CHANGED.items():
-        cell = [words_of_it]
+    for name, said in CHANGED.items():
+        cell = [said]
         for point in ("0.88", "before 10"):
             own = at(point, name)
-            lost = (own["diverged"] > 0).sum()
-            cell += [share(lost, len(own), int(own["open"].sum())), wilson(lost, len(own))]
+            cell += [counted_and_open(own), wilson(own["diverged"] > 0)]
         cells.append(cell)
     columns = ["changed from there on", "at 0.88", "95 %, forks", "10 steps before", "95 %, forks"]
     return markdown(columns, cells, left=columns)
@@ -54,7 +56,7 @@ PARENT_STEPS = 9000
 
 
 def counted_at(name: str) -> str:
-    return share((at(FIRST, name)["diverged"] > 0).sum(), len(at(FIRST, name)))
+    return counted(at(FIRST, name))
 
 
 def some_diverge() -> str:
@@ -78,7 +80,7 @@ def same_bits() -> str:
     runs = rows_of("runs", "interventions").set_index("fingerprint")["config.steps"]
     control = forks().query("intervention == 'none'")
     longest = control["fingerprint"].map(runs).clip(upper=PARENT_STEPS - control["step"])
-    return share((control["equal_steps"] == longest).sum(), len(control))
+    return share_of(control["equal_steps"] == longest)
 
 
 def the_same_arm() -> str:
@@ -95,7 +97,7 @@ FORKS: Parts = {
     "parents diverge": lambda: least_and_most(at(FIRST, "none")["parent_diverged_at"], ",.0f"),
     "the parents' arm": the_same_arm,
     "same bits": same_bits,
-    "soon": lambda: share((after_the_switch() <= SOON).sum(), len(after_the_switch())),
+    "soon": lambda: share_of(after_the_switch() <= SOON),
     "soon after": lambda: least_and_most(after_the_switch()[after_the_switch() <= SOON], ".0f"),
     "least to go": lambda: f"{to_go().min():.0f}",
     "most to go": lambda: f"{to_go().max():.0f}",

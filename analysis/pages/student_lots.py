@@ -10,12 +10,11 @@ from functools import cache
 import pandas as pd
 
 from analysis.instability import claims as prestated
-from analysis.pages.marks import rows_of, share
-from analysis.statistics import CONFIDENCE
+from analysis.pages.marks import rows_of, share, share_of
+from analysis.statistics import joint_level
 from analysis.students.arms import Difference, ended
 from mxstudy.results import markdown
 
-DATA_SEED, SEED = "config.data_seed", "config.seed"
 OF_FIGURE = {3: "overflow", 6: "learning_rate_window", 8: "loss", 11: "initialisation"}
 IN_PERCENT = prestated.inputs  # the quantity that is shown in percent
 
@@ -28,7 +27,7 @@ def lot(name: str) -> pd.DataFrame:
 @cache
 def findings(figure: int) -> dict[prestated.Claim, prestated.Finding]:
     """Return the claims of a figure, judged by the rule that was stated before their runs."""
-    claims = [claim for claim in prestated.CLAIMS if claim.figure == figure]
+    claims = prestated.of_figure(figure)
     last_bin = rows_of("last_bin", OF_FIGURE[figure]) if figure == 3 else pd.DataFrame()
     return {claim: prestated.judged(claim, lot(OF_FIGURE[figure]), last_bin, len(claims)) for claim in claims}
 
@@ -37,7 +36,7 @@ def verdicts(*figures: int) -> str:
     cells = []
     for figure in figures:
         found = findings(figure)
-        level = 100 * (1 - (1 - CONFIDENCE) / len(found))
+        level = 100 * joint_level(len(found))
         for claim, finding in found.items():
             interval = f"{number(claim, finding.low)} .. {number(claim, finding.high)}{unit(claim)} ({level:.4g} %)"
             middle = f"{number(claim, finding.value)}{unit(claim)}"
@@ -68,7 +67,17 @@ def interval(figure: int, place: int) -> str:
 
 def counted(runs: pd.DataFrame) -> str:
     """Return how many of these runs diverged: '21 of 32'."""
-    return share((runs["diverged"] > 0).sum(), len(runs))
+    return share_of(runs["diverged"] > 0)
+
+
+def counted_and_open(runs: pd.DataFrame) -> str:
+    """Return how many of these runs diverged, and how many are open: '20 of 32, 1 open'."""
+    return share((runs["diverged"] > 0).sum(), len(runs), int(runs["open"].sum()))
+
+
+def unstable(runs: pd.DataFrame) -> pd.Series:
+    """Return which runs diverged or are up at the end."""
+    return (runs["diverged"] > 0) | runs["open"]
 
 
 def shown(found: Difference | None) -> str:
@@ -78,5 +87,4 @@ def shown(found: Difference | None) -> str:
 
 def back(runs: pd.DataFrame) -> str:
     """Return how many of the runs that diverge end below 10 times their best loss."""
-    ends = prestated.came_back(runs, pd.DataFrame()).dropna()
-    return share(ends.sum(), len(ends))
+    return share_of(prestated.came_back(runs, pd.DataFrame()).dropna())

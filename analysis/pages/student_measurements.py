@@ -7,67 +7,56 @@ from functools import cache, partial
 
 import pandas as pd
 
-from analysis.pages.marks import Parts, least_and_most, rows_of, share
+from analysis.pages.marks import Parts, least_and_most, one_or_range, rows_of
 from analysis.pages.student_figures import LAST_BIN
+from analysis.pages.student_lots import counted_and_open, lot
 from analysis.students import measures, sharpness
-from analysis.students.arms import REPLICA, ended
+from analysis.students.arms import REPLICA, before_divergence
 from mxstudy.results import markdown
 
-MEASURED = {"mxfp8 public_code": "MXFP8, public code", "mxfp8 clean": "MXFP8, clean"} | {
-    "bf16 public_code": "bf16, public code",
-    "bf16 clean": "bf16, clean",
-}
+MXFP8, BF16 = ("MXFP8, public code", "MXFP8, clean"), ("bf16, public code", "bf16, clean")
+MEASURED = ("mxfp8 public_code", "mxfp8 clean", "bf16 public_code", "bf16 clean")  # the arms in the tables
+# Quantities: a kind of rows and its column.
+ADAM, HESSIAN = "sharpness preconditioned", "sharpness hessian"
+SAME, COUPLED = "gradient_bias model/ratio", "coupled_gradient_bias model/ratio"
+ZETA = "coupled_gradient_bias model/squared_ratio"
+PLACES = ("before", "last", "steps", "above", "after")  # what measures.cells returns
 
 
-def by_measured_arm(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+@cache
+def by_measured_arm() -> dict[str, pd.DataFrame]:
+    runs = lot("gradient_bias")
     arm = runs["choice.precision"] + " " + runs["choice.fidelity"]
-    return {name: runs[arm == key] for key, name in MEASURED.items()}
+    return {name: runs[arm == key] for key, name in zip(MEASURED, (*MXFP8, *BF16), strict=True)}
+
+
+@cache
+def cells_of(quantity: str, arm: str) -> dict[str, str]:
+    """Return what the figure's caption says of a quantity and arm, by place."""
+    kind, column = quantity.split(" ")
+    frame = rows_of(kind, "gradient_bias")
+    frame = frame if kind != "sharpness" else sharpness.rows_of(frame)[0].frame
+    return dict(zip(PLACES, measures.cells(by_measured_arm()[arm], frame, column), strict=True))
 
 
 def gradient_bias() -> str:
-    runs = ended(rows_of("runs", "gradient_bias"))
-    same, coupled = (rows_of(kind, "gradient_bias") for kind in ("gradient_bias", "coupled_gradient_bias"))
-    quantities = (
-        (same, "model/ratio"),
-        (same, "model/cosine"),
-        (coupled, "model/squared_ratio"),
-        (coupled, "model/cosine"),
-    )
-    cells = []
-    for name, own in by_measured_arm(runs).items():
-        medians = [before(own, frame, column) for frame, column in quantities]
-        open_runs = int(own["open"].sum())
-        cells.append((name, *medians, share((own["diverged"] > 0).sum(), len(own), open_runs)))
-    columns = [
-        *(
-            "arm",
-            "ratio, same weights",
-            "cosine, same weights",
-            "squared ratio, coupled",
-            "cosine, coupled",
-            "diverged",
-        ),
+    quantities = {
+        "ratio, same weights": SAME,
+        "cosine, same weights": "gradient_bias model/cosine",
+        "squared ratio, coupled": ZETA,
+        "cosine, coupled": "coupled_gradient_bias model/cosine",
+    }
+    cells = [
+        (name, *(cells_of(quantity, name)["before"] for quantity in quantities.values()), counted_and_open(own))
+        for name, own in by_measured_arm().items()
     ]
+    columns = ["arm", *quantities, "diverged"]
     return markdown(columns, cells, left=columns)
 
 
-def before(runs: pd.DataFrame, frame: pd.DataFrame, column: str) -> str:
-    """Return each replica's median before its divergence: the median over replicas, with the least and the most."""
-    found = frame.merge(runs[[*REPLICA, "outcome.diverged_at"]]).dropna(subset=column).sort_values("step")
-    return measures.cells(found, column)[0]
-
-
 def eigenvalues() -> str:
-    runs, found = ended(rows_of("runs", "gradient_bias")), rows_of("sharpness", "gradient_bias")
-    scaled, _ = sharpness.rows_of(found)
-    cells = []
-    for name, own in by_measured_arm(runs).items():
-        kinds = {}
-        for kind in ("hessian", "preconditioned"):
-            merged = scaled.frame.merge(own[[*REPLICA, "outcome.diverged_at"]]).dropna(subset=kind).sort_values("step")
-            kinds[kind] = measures.cells(merged, kind)
-        (h_before, _, _, _, h_after), (p_before, last, _, _, p_after) = kinds.values()
-        cells.append((name, h_before, h_after, p_before, last, p_after))
+    places = ((HESSIAN, "before"), (HESSIAN, "after"), (ADAM, "before"), (ADAM, "last"), (ADAM, "after"))
+    cells = [(arm, *(cells_of(quantity, arm)[place] for quantity, place in places)) for arm in by_measured_arm()]
     columns = ["arm", "Hessian, before", "after", "preconditioned, before", "the last before", "after"]
     return markdown(columns, cells, left=columns)
 
@@ -85,7 +74,7 @@ GAINS, INPUTS = (
 
 
 def last_bin() -> str:
-    runs, found = ended(rows_of("runs", "overflow")), rows_of("last_bin", "overflow")
+    runs, found = lot("overflow"), rows_of("last_bin", "overflow")
     measured = found[[*REPLICA, "step"]].assign(
         gains=100 * found[GAINS], inputs=100 * found.filter(regex=INPUTS).mean(axis=1)
     )
@@ -97,8 +86,8 @@ def last_bin() -> str:
             (" that do not", runs[(arm == key) & ~(runs["diverged"] > 0)]),
         ):
             if len(own):
-                rows_of_it = measured.merge(own[[*REPLICA, "outcome.diverged_at"]]).sort_values("step")
-                living = rows_of_it[~(rows_of_it["step"] >= rows_of_it["outcome.diverged_at"])].groupby(REPLICA)
+                own_rows = measured.merge(own[[*REPLICA, "outcome.diverged_at"]]).sort_values("step")
+                living = before_divergence(own_rows).groupby(REPLICA)
                 most, last = living["gains"].max(), living["gains"].last()
                 ends = "-" if which == " that do not" else measures.spread(last.tolist())
                 cells.append(
@@ -123,37 +112,13 @@ def last_bin() -> str:
 # ---------------------------------------------------------------------------------------------------- in the sentences
 
 
-def zeta(precision: str) -> str:
-    """Return the median squared ratio of both arms of a precision, coupled: '1.2', or '1.2 to 1.3'."""
-    runs, coupled = ended(rows_of("runs", "gradient_bias")), rows_of("coupled_gradient_bias", "gradient_bias")
-    arms = by_measured_arm(runs[runs["choice.precision"] == precision])
-    found = [before(own, coupled, "model/squared_ratio") for own in arms.values() if len(own)]
-    return " to ".join(dict.fromkeys(f"{float(text.split()[0]):.1f}" for text in found))
-
-
-MXFP8, BF16 = (("MXFP8, public code", "MXFP8, clean"), ("bf16, public code", "bf16, clean"))
-PLACES = ("before", "last", "steps", "above", "after")  # what measures.cells returns
-
-
-@cache
-def cells_of(quantity: str, arm: str) -> dict[str, str]:
-    """Return what the figure's caption says of a quantity and arm, by place."""
-    kind, column = quantity.split(" ")
-    runs, frame = ended(rows_of("runs", "gradient_bias")), rows_of(kind, "gradient_bias")
-    frame = frame if kind != "sharpness" else sharpness.rows_of(frame)[0].frame
-    own = by_measured_arm(runs)[arm][[*REPLICA, "outcome.diverged_at"]]
-    found = frame.merge(own).dropna(subset=column).sort_values("step")
-    return dict(zip(PLACES, measures.cells(found, column), strict=True))
-
-
 def medians(quantity: str, arms: Sequence[str], *places: str) -> pd.Series:
     return pd.Series([float(cells_of(quantity, arm)[place].split()[0]) for arm in arms for place in places])
 
 
 def ranged(quantity: str, arms: Sequence[str], form: str, *places: str) -> str:
     """Return the least and the most of the medians of these arms at these places: '31 to 33', or '0.14'."""
-    found = least_and_most(medians(quantity, arms, *places), form)
-    return " to ".join(dict.fromkeys(found.split(" to ")))
+    return one_or_range(medians(quantity, arms, *places), form)
 
 
 def times(quantity: str, arms: Sequence[str], place: str, others: Sequence[str], other: str) -> str:
@@ -175,13 +140,9 @@ def above(quantity: str, *arms: str) -> str:
 
 def lost(*names: str) -> str:
     """Return how many runs of these arms diverge, and how many are open: '0 of 8, 1 open'."""
-    arms = by_measured_arm(ended(rows_of("runs", "gradient_bias")))
-    runs = pd.concat([arms[name] for name in names])
-    return share((runs["diverged"] > 0).sum(), len(runs), int(runs["open"].sum()))
+    return counted_and_open(pd.concat([by_measured_arm()[name] for name in names]))
 
 
-ADAM, HESSIAN = "sharpness preconditioned", "sharpness hessian"
-SAME, COUPLED = "gradient_bias model/ratio", "coupled_gradient_bias model/ratio"
 LIMIT = 2  # the limit of gradient descent
 
 MEASUREMENTS: Parts = {
@@ -189,7 +150,8 @@ MEASUREMENTS: Parts = {
     "sharpness": eigenvalues,
     "last bin": last_bin,
     "normal numbers": LAST_BIN["normal numbers"],
-    **{f"zeta in {name}": partial(zeta, name) for name in ("mxfp8", "bf16")},
+    "zeta in mxfp8": partial(ranged, ZETA, MXFP8, ".1f", "before"),
+    "zeta in bf16": partial(ranged, ZETA, BF16, ".1f", "before"),
     "coupled, steps before": partial(last_steps, COUPLED, *MXFP8),
     "coupled, last": partial(ranged, COUPLED, MXFP8, ".1f", "last"),
     "coupled, above": partial(above, COUPLED, *MXFP8),

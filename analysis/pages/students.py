@@ -9,10 +9,12 @@ from scipy import stats
 
 from analysis.instability.fig06_learning_rate_grid import rates
 from analysis.pages.decisive_arms import DECISIVE_ARMS
-from analysis.pages.marks import Parts, rows, rows_of, share, wilson
+from analysis.pages.marks import Parts, rows
 from analysis.pages.student_forks import FORKS
+from analysis.pages.student_lots import counted_and_open, lot
 from analysis.pages.student_measurements import MEASUREMENTS
-from analysis.students.arms import ended
+from analysis.students.arms import wilson
+from analysis.units import SEEDS
 from mxstudy.results import markdown
 
 GRID = {"mx_mix": "MX mix (E4M3 forward, E5M2 backward)", "mxfp6_e2m3": "E2M3", "fp32": "FP32"}
@@ -23,7 +25,7 @@ RATES = {"lr 0.0005": "5e-4", "lr 0.001": "1e-3", "cosine lr 0.001": "1e-3 to 1e
 
 @cache
 def grid() -> pd.DataFrame:
-    runs = ended(rows_of("runs", "learning_rate_grid"))
+    runs = lot("learning_rate_grid")
     return runs.assign(rate=rates(runs))
 
 
@@ -37,29 +39,28 @@ def learning_rates() -> str:
         cell = [name]
         for precision in GRID:
             own = runs[chosen & (runs["choice.precision"] == precision)]
-            lost, open_runs = (own["diverged"] > 0).sum(), int(own["open"].sum())
-            cell.append(share(lost, len(own), open_runs) + (f" ({wilson(lost, len(own))})" if lost else ""))
+            lost = own["diverged"] > 0
+            cell.append(counted_and_open(own) + (f" ({wilson(lost)})" if lost.any() else ""))
         cells.append(cell)
     columns = ["learning rate", *GRID.values()]
     return markdown(columns, cells, left=columns)
 
 
-WIDTH, SIZE = "config.model.hidden_size", ["config.model.num_layers", "config.model.hidden_size"]
+DEPTH, WIDTH = "config.model.num_layers", "config.model.hidden_size"
 
 
 def counted(width: int, rate: str, precision: str | None = None) -> str:
     """Return how many students of a width diverge at a rate, and how many are open: '4 of 30, 5 open'."""
     runs = grid()
     own = runs[(runs[WIDTH] == width) & (runs["rate"] == rate)]
-    own = own if precision is None else own[own["choice.precision"] == precision]
-    return share((own["diverged"] > 0).sum(), len(own), int(own["open"].sum()))
+    return counted_and_open(own if precision is None else own[own["choice.precision"] == precision])
 
 
 @cache
 def grid_pairs(one: str, other: str) -> pd.DataFrame:
     """Return whether each student of two precisions diverged, by size, rate and seeds that both have."""
     runs = grid()
-    key = [*SIZE, "rate", "config.seed", "config.data_seed"]
+    key = [DEPTH, WIDTH, "rate", *SEEDS]
     parts = (runs[runs["choice.precision"] == name].set_index(key)["diverged"] > 0 for name in (one, other))
     return pd.concat(parts, axis="columns", keys=("one", "other"), join="inner").astype(float)
 
@@ -82,10 +83,9 @@ def by_size(one: str, other: str = "fp32") -> str:
 
 
 def small_rates() -> str:
-    runs = grid()
-    return (
-        str(runs["rate"].isin(SMALL).sum()) if not (runs.loc[runs["rate"].isin(SMALL), "diverged"] != 0).any() else "?"
-    )
+    """Return the number of students at the smallest rates, or '?' if one of them diverged."""
+    own = grid()[grid()["rate"].isin(SMALL)]
+    return "?" if own["diverged"].any() else str(len(own))
 
 
 def speed() -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.pages.marks import Parts, benchmark, least_and_most, row, rows
-from analysis.pages.step_cost import STEPS, plus_minus
-from mxstudy.results import markdown
+from analysis.pages.marks import Parts, benchmark, frame, least_and_most, one_or_range, row, rows
+from analysis.pages.step_cost import STEPS
+from mxstudy.results import markdown, plus_minus
 
 
 def ingredients() -> str:
@@ -19,7 +19,9 @@ def ingredients() -> str:
     cells = []
     for arm in ("bf16", "mxfp8, rmsnorm", "mxfp8, mxnorm_p2", "sr_rht_2d, rmsnorm"):
         found = [next((one for one in parts[time]["rows"] if one["arm"] == arm), None) for time in when]
-        cells.append((STEPS[arm], *(plus_minus(one["step_ms"], one["spread_ms"], 1) if one else "-" for one in found)))
+        cells.append(
+            (STEPS[arm], *(plus_minus(one["step_ms"], one["spread_ms"], ".1f") if one else "-" for one in found))
+        )
     settings = parts["after"]["settings"]
     head = f"step of {settings['model']}, FFN {settings['ffn']}, vocabulary {settings['vocabulary']:,}"
     return markdown([head, *when.values()], cells, left=[head])
@@ -71,8 +73,9 @@ def of_weight() -> str:
 def of_all_steps(column: str, form: str) -> str:
     """Return the least and the most of a column over all steps with MXFP8."""
     parts = benchmark("recipe_ingredients")["train_step"].values()
-    found = pd.Series([one[column] for part in parts for one in part["rows"] if one["arm"] != "bf16"])
-    return " to ".join(dict.fromkeys(least_and_most(found, form).split(" to ")))
+    return one_or_range(
+        pd.Series([one[column] for part in parts for one in part["rows"] if one["arm"] != "bf16"]), form
+    )
 
 
 INGREDIENTS: Parts = {
@@ -82,8 +85,8 @@ INGREDIENTS: Parts = {
     "steps": ingredients,
     "casts": casts,
     "all three": all_three,
-    "students before": lambda: student_rate("before"),
-    "students after": lambda: student_rate("after"),
+    "students before": partial(student_rate, "before"),
+    "students after": partial(student_rate, "after"),
 }
 
 
@@ -96,7 +99,7 @@ def scaling() -> str:
                 one["model"],
                 said[one["precision"]],
                 one["gpus"],
-                plus_minus(one["step_ms"], one["spread_ms"], 1),
+                plus_minus(one["step_ms"], one["spread_ms"], ".1f"),
                 f"{round(one['tokens_per_s_a_gpu'], -2):,.0f}",
                 efficiency(one),
                 f"{one['mfu']:.3f}",
@@ -158,21 +161,20 @@ def with_the_second(precision: str) -> float:
 
 def spreads() -> str:
     """Return the spread of a step of several GPUs in percent of the step: the least and the most."""
-    found = [one["spread_ms"] / one["step_ms"] for one in rows(HERE) if one["model"] == "llama_1b" and one["gpus"] > 1]
-    return least_and_most(100 * pd.Series(found), ".1f") + " %"
+    found = frame(HERE).query("model == 'llama_1b' and gpus > 1")
+    return least_and_most(100 * found["spread_ms"] / found["step_ms"], ".1f") + " %"
 
 
 def of_8b(host: str, gpus: int) -> str:
     one = case(host, "mxfp8", gpus, "llama_8b")
-    return (
-        f"{plus_minus(one['step_ms'], one['spread_ms'], 1)} ms (MFU {one['mfu']:.3f}, {one['peak_gib']:.1f} GiB a GPU)"
-    )
+    ms = plus_minus(one["step_ms"], one["spread_ms"], ".1f")
+    return f"{ms} ms (MFU {one['mfu']:.3f}, {one['peak_gib']:.1f} GiB a GPU)"
 
 
 SCALING: Parts = {
     "cases": scaling,
-    "bf16": lambda: lost("bf16"),
-    "MXFP8": lambda: lost("mxfp8"),
+    "bf16": partial(lost, "bf16"),
+    "MXFP8": partial(lost, "mxfp8"),
     "two to eight": lambda: f"{max(from_two_to_eight()):.1f} %",
     "spreads": spreads,
     "with the second": lambda: (

@@ -7,11 +7,12 @@ from functools import cache, partial
 
 import pandas as pd
 
-from analysis.pages.language_models import LOSS, NORM, NORMS, SEED, before, loss_of
+from analysis.mxnorm.table02_zero_shot import QUESTION
+from analysis.pages.language_models import LOSS, NORM, NORMS, before, loss_of
 from analysis.pages.marks import Parts, least_and_most, rows_of
+from analysis.units import SEED
 from mxstudy import results
 
-QUESTION = ["task", "form", "group", "document", "gold"]
 SEEDS = (0, 1)
 OF_AVERAGE = "average of 9"
 CHANCE = {  # {task: percent, by the number of options}
@@ -58,7 +59,7 @@ def average(norm: str, seed: int) -> pd.Series:
 
 def averages() -> str:
     cells = [
-        (f"{NORMS[norm]}" + (f": score, {OF_AVERAGE}" if norm == "rmsnorm" else ""), *score(norm)) for norm in NORMS
+        (said + (f": score, {OF_AVERAGE}" if norm == "rmsnorm" else ""), *score(norm)) for norm, said in NORMS.items()
     ]
     cells.append(
         (f"RMSNorm: bits per character, {OF_AVERAGE}", *(f"{mean_bits('rmsnorm', seed):.3f}" for seed in SEEDS))
@@ -75,7 +76,7 @@ def averages() -> str:
 def score(norm: str) -> Iterator[str]:
     for seed in SEEDS:
         row = average(norm, seed)
-        yield f"{100 * row['score']:.1f} +- {100 * row['stderr']:.1f} %"
+        yield results.plus_minus(100 * row["score"], 100 * row["stderr"], ".1f") + " %"
 
 
 def mean_bits(norm: str, seed: int) -> float:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from analysis.ledger.recipe import PERPLEXITY, PLAN, SCALE
+from analysis.ledger.recipe import PERPLEXITY, SCALE
 from analysis.ledger.rules import equal, higher
 from analysis.stated import Comparison, Question
-from analysis.units import Arm
+from analysis.units import PLAN, Arm
 
 OPERANDS = {
     "E4M3": "mxfp8",
@@ -101,7 +101,6 @@ SECTION_3_3 = (
 )
 TOGETHER = (FIGURE_2, FIGURE_3, SECTION_3_3)
 RECIPE = Question("recipe_23m", "What of the MXFP8 recipe shows at 23M?", ARMS, sum(TOGETHER, ()))
-
 
 TOGETHER_AGAIN = tuple(
     tuple(replace(one, id=f"{one.id}-again", says=f"in twelve other seeds {one.says}") for one in claims)

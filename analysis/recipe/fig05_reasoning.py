@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.command import command
-from analysis.style import TWO_COLUMNS, caption, figure_parser, load_chosen, plt, save
+from analysis.style import TWO_COLUMNS, make_figure, plt
 from mxstudy.results import curves_of, draw_arm, in_tokens, legend
 
 # {name of a score in an evaluation: what it is, and the key of its shots}
@@ -24,7 +24,7 @@ PANELS = {
 }
 
 
-def draw(runs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
+def draw(rows: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     """Draw the figure.
 
     `rows` have fingerprint, tokens, and for each of PANELS NAME/score and NAME/chance. Raises ValueError if no run has
@@ -37,15 +37,13 @@ def draw(runs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
             raise ValueError(f"--runs: no run was asked {name}; train with +evaluation=reasoning")
         shots = runs.loc[runs["fingerprint"].isin(asked["fingerprint"]), key].unique()
         if len(shots) > 1:
-            raise ValueError(
-                f"--runs: runs with {' and '.join(f'{n:g}' for n in shots)} shots of {name}; choose by --only"
-            )
+            found = " and ".join(f"{number:g}" for number in shots)
+            raise ValueError(f"--runs: runs with {found} shots of {name}; choose by --only")
         percent = asked.assign(percent=100 * asked[f"{name}/score"])
         for curves in curves_of(percent, runs, "percent", "tokens"):
             draw_arm(axes, curves)
-        axes.axhline(
-            100 * asked[f"{name}/chance"].iloc[0], color="0.5", linewidth=0.8, linestyle="--", label="one who guesses"
-        )
+        chance = 100 * asked[f"{name}/chance"].iloc[0]
+        axes.axhline(chance, color="0.5", linewidth=0.8, linestyle="--", label="one who guesses")
         axes.set(title=f"{words}, {int(shots[0])} shot{'' if shots[0] == 1 else 's'}", ylabel="right, %")
         in_tokens(axes)
     legend(figure)
@@ -54,14 +52,7 @@ def draw(runs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser("mxfp8_fig05_reasoning", __doc__)
-    chosen = options.parse_args(arguments)
-    runs, rows = load_chosen(options, chosen, "runs", "evaluation")
-    try:
-        figure = draw(runs, rows)
-    except ValueError as error:
-        options.error(str(error))
-    save(figure, chosen, caption(rows, __doc__, chosen.runs))
+    make_figure("mxfp8_fig05_reasoning", __doc__, arguments, draw, "evaluation", "runs")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from analysis.command import without_command
 from analysis.statistics import CONFIDENCE, LEAST_UNITS, Effect
-from analysis.units import ENDED, SEEDS
+from analysis.units import DATA_SEED, ENDED, SEEDS
 from mxstudy import results
 
 REPLICA = ["fingerprint", "replica"]
@@ -40,6 +41,11 @@ def ended(runs: pd.DataFrame) -> pd.DataFrame:
     done = runs[runs["state"].isin(ENDED)]
     lost = done["outcome.diverged_at"].notna()
     return done.assign(diverged=lost.astype(float), open=done["outcome.rising_at"].notna() & ~lost)
+
+
+def before_divergence(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows before their replica's divergence, which are all of them if there is none."""
+    return rows[~(rows["step"] >= rows["outcome.diverged_at"])]
 
 
 def column_of(runs: pd.DataFrame, key: str) -> pd.Series:
@@ -87,9 +93,7 @@ def table(runs: pd.DataFrame, arms: pd.Series) -> str:
 
 def cells(runs: pd.DataFrame) -> list[str]:
     """Return the cells of one arm's line, without its name."""
-    interval = results.fraction(int(runs["diverged"].sum()), len(runs))
-    losses = runs["loss"].astype(float).where(np.isfinite(runs["loss"].astype(float)), np.inf)
-    low, middle, high = np.quantile(losses, (0.25, 0.5, 0.75), method="inverted_cdf")
+    low, middle, high = quartiles(runs["loss"])
     return [
         str(len(runs)),
         f"{runs['outcome.spikes'].sum():.0f}",
@@ -98,7 +102,7 @@ def cells(runs: pd.DataFrame) -> list[str]:
         f"{runs['outcome.censored'].sum():.0f}",
         str(runs["open"].sum()),
         f"{runs['diverged'].sum():.0f} of {len(runs)}",
-        f"{interval.low:.2f} .. {interval.high:.2f}",
+        wilson(runs["diverged"]),
         middle_step(runs["outcome.first_spike"]),
         middle_step(runs["outcome.diverged_at"]),
         f"{middle:.3g}",
@@ -106,7 +110,20 @@ def cells(runs: pd.DataFrame) -> list[str]:
     ]
 
 
+def quartiles(losses: pd.Series) -> np.ndarray:
+    """Return the quartiles, each the loss of a replica. Losses that are not finite count as infinite."""
+    values = losses.astype(float)
+    return np.quantile(values.where(np.isfinite(values), np.inf), (0.25, 0.5, 0.75), method="inverted_cdf")
+
+
+def wilson(happened: pd.Series) -> str:
+    """Return Wilson's 95 % interval of the fraction that is true, or 1: '0.45 .. 0.77'."""
+    found = results.fraction(int(happened.sum()), len(happened))
+    return f"{found.low:.2f} .. {found.high:.2f}"
+
+
 def middle_step(steps: pd.Series) -> str:
+    """Return the median step, or '-' if there is none."""
     return f"{steps.median():,.0f}" if steps.notna().any() else "-"
 
 
@@ -138,26 +155,24 @@ class Difference(NamedTuple):
         return f"{self.value:+.2f}{spread}, {self.units}: {self.verdict}"
 
 
-def difference(
-    runs: pd.DataFrame, baseline: pd.DataFrame, cells: Sequence[str] = (), level: float = CONFIDENCE
-) -> Difference | None:
+def difference(runs: pd.DataFrame, baseline: pd.DataFrame, over: Sequence[str] = ()) -> Difference | None:
     """Return how much more often `runs` diverged than `baseline`, or None if they share no data seed.
 
-    All runs count. The replicas of a data seed share teacher and batches, and are averaged first in each cell: `cells`
-    are columns with what else differs among the runs. Then a data seed's cells that both have are averaged. Raises
-    ValueError if two replicas of one cell have the same seeds.
+    All runs count. `over` are columns with the settings of an arm. The replicas of a data seed share teacher and
+    batches, and are averaged first in each setting. Then a data seed's settings that both have are averaged. Raises
+    ValueError if two replicas of one setting have the same seeds.
     """
     parts = [part.assign(diverged=(part["diverged"] > 0).astype(float)) for part in (runs, baseline)]
     for part in parts:
-        if part.duplicated([*SEEDS, *cells]).any():
+        if part.duplicated([*SEEDS, *over]).any():
             names = "; ".join(part["label"].unique()[:4])
             raise ValueError(f"two replicas of one arm share their seeds: {names}")
-    ours, theirs = (part.groupby([SEEDS[1], *cells])["diverged"].mean() for part in parts)
+    ours, theirs = (part.groupby([DATA_SEED, *over])["diverged"].mean() for part in parts)
     units = (ours - theirs).dropna().groupby(level=0).mean()
     if not len(units):
         return None
     one, other = (part["diverged"] for part in parts)
-    return of_units(units, (one, other), level, [runs, baseline])
+    return of_units(units, (one, other), CONFIDENCE, [runs, baseline])
 
 
 def of_units(
@@ -175,7 +190,7 @@ def shown(effect: Difference | None) -> str:
 
 def of_arms(runs: pd.DataFrame, arms: pd.Series, shows: str | None) -> str:
     """Return a caption: the script's docstring without its command, and the stacks of each arm."""
-    said = [(shows or "").partition("python -m")[0].strip(), ""]
+    said = [without_command(shows), ""]
     for arm in sorted_arms(arms):
         own = runs[arms == arm]
         stacks = ", ".join(fingerprint[:12] for fingerprint in own["fingerprint"].unique())

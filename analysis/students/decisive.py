@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.command import command
-from analysis.students.arms import Difference, column_of, difference, ended, of_arms, shown, table
+from analysis.students.arms import Difference, column_of, difference, ended, of_arms, table
 from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 from mxstudy import results
 
@@ -138,21 +138,21 @@ def forest(axes: Axes, rows: Mapping[str, Mapping[str, Interval | None]], zero: 
 
 def differences_table(runs: pd.DataFrame) -> str:
     """Return Markdown with one line per arm and teacher."""
-    lines = [f"| arm | teacher | {' | '.join(BASELINES)} |", "|---|---|" + "---|" * len(BASELINES)]
+    columns = ("arm", "teacher", *BASELINES)
+    cells = []
     for (arm, teacher), own in runs.groupby(["arm", "teacher"], sort=False):
         found = [less(runs, baseline)(own) for baseline in BASELINES.values()]
-        lines.append(f"| {arm} | {teacher} | {' | '.join(shown(one) if one else '-' for one in found)} |")
-    return "\n".join([*lines, "", "Difference of the fractions (95 %), data seeds: verdict."])
+        cells.append((arm, teacher, *(one or "-" for one in found)))
+    table = results.markdown(columns, cells, left=columns)
+    return f"{table}\n\nDifference of the fractions (95 %), data seeds: verdict."
 
 
 def effects_table(main: Mapping[str, Mapping[str, Difference | None]]) -> str:
     teachers = list(dict.fromkeys(name for row in main.values() for name in row))
-    lines = [
-        f"| main effect | {' | '.join(map(shown_teacher, teachers))} |",
-        "|---|" + "---|" * len(teachers),
-    ]
-    lines += [f"| {name} | {' | '.join(str(row.get(t) or '-') for t in teachers)} |" for name, row in main.items()]
-    return "\n".join([*lines, "", "Mean difference of the fractions (95 %), data seeds: verdict."])
+    columns = ("main effect", *map(shown_teacher, teachers))
+    cells = [(name, *(row.get(teacher) or "-" for teacher in teachers)) for name, row in main.items()]
+    table = results.markdown(columns, cells, left=columns)
+    return f"{table}\n\nMean difference of the fractions (95 %), data seeds: verdict."
 
 
 def shown_teacher(name: str) -> str:
@@ -164,11 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("student_decisive", __doc__)
     chosen = options.parse_args(arguments)
     (runs,) = load_chosen(options, chosen, "runs")
-    try:
+    with options.usage_errors():
         runs = with_factors(runs)
         figure, differences = draw(runs), differences_table(runs)
-    except ValueError as error:
-        options.error(str(error))
     arms = runs["arm"] + "; teacher " + runs["teacher"]
     tables = [table(runs, arms), differences, effects_table(effects(runs)), of_arms(runs, arms, None)]
     save(figure, chosen, "\n\n".join([of_arms(runs.iloc[:0], arms.iloc[:0], __doc__).strip(), *tables]))

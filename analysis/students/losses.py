@@ -61,11 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = options.parse_args(arguments)
     runs, metrics = load_chosen(options, chosen, "runs", "metrics")
     runs = ended(runs)
-    try:
+    with options.usage_errors():
         arms = named(runs, [*chosen.rows, *chosen.columns, *chosen.lines])
         figure = draw(runs, metrics, chosen.columns, chosen.rows, chosen.lines)
-    except ValueError as error:
-        options.error(str(error))
     save(figure, chosen, f"{of_arms(runs, arms, __doc__)}\n{table(runs, arms)}")
 
 

@@ -87,16 +87,17 @@ def medians(runs: pd.DataFrame, arms: pd.Series, rows: Sequence[Row]) -> str:
     """Return Markdown with one line per arm and quantity: values before and after each replica's divergence."""
     said = []
     for arm in sorted_arms(arms):
-        own = runs.loc[arms == arm, [*REPLICA, "outcome.diverged_at"]]
+        own = runs[arms == arm]
         for row in rows:
             for name, (column, _) in row.lines.items():
                 if column in row.frame:
-                    found = row.frame.merge(own).dropna(subset=column).sort_values("step")
-                    said.append([arm, f"{row.title} of {name}".replace("\n", " "), *cells(found, column)])
+                    said.append([arm, f"{row.title} of {name}".replace("\n", " "), *cells(own, row.frame, column)])
     return results.markdown(WORDS + TIMES, said, left=WORDS) + f"\n\n{LEGEND}\n"
 
 
-def cells(found: pd.DataFrame, column: str) -> list[str]:
+def cells(runs: pd.DataFrame, measured: pd.DataFrame, column: str) -> list[str]:
+    """Return what TIMES names of a measured column, for these runs."""
+    found = measured.merge(runs[[*REPLICA, "outcome.diverged_at"]]).dropna(subset=column).sort_values("step")
     since = found["step"] - found["outcome.diverged_at"]
     before = {of: part[column].to_numpy(float) for of, part in found[~(since >= 0)].groupby(REPLICA)}
     after = {of: part[column].to_numpy(float) for of, part in found[since >= 0].groupby(REPLICA)}
@@ -139,10 +140,8 @@ def make_measures(
     chosen = options.parse_args(arguments)
     runs, metrics, *frames = load_chosen(options, chosen, "runs", "metrics", *probes)
     runs = ended(runs)
-    try:
+    with options.usage_errors():
         arms = named(runs, chosen.columns)
-    except ValueError as error:
-        options.error(str(error))
     said = medians(runs, arms, rows_of(*frames))
     everyone = runs
     if chosen.around_divergence:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from benchmarks.scaling import model_of
+from benchmarks.training import model_of
 from mxstudy.model.decoder import Decoder
 from mxstudy.train.parallel import parallelize
 
