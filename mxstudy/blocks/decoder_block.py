@@ -23,16 +23,16 @@ import torch
 from torch import Tensor
 
 from mxstudy.blocks.operands import (
+    PlannedLinear,
     cast_operand,
     finish_operand,
-    fused_format,
-    gradient_formats,
     gradient_operands,
     gradient_operands_of,
-    is_fused,
+    planned,
     shared_absmax,
 )
-from mxstudy.config.casts import BlockCast, Gemms
+from mxstudy.blocks.plans import LinearPlan
+from mxstudy.config.casts import BlockCast
 from mxstudy.kernels import (
     RowNorm,
     activation_backward_cast_both,
@@ -44,7 +44,7 @@ from mxstudy.kernels import (
     scaled_product,
 )
 from mxstudy.kernels.operators import UNREAD
-from mxstudy.numerics.gemms import Linear, Operand, linear_of
+from mxstudy.numerics.gemms import Operand
 from mxstudy.numerics.grid import to_dtype
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -54,9 +54,9 @@ BF16, FP32 = torch.bfloat16, torch.float32
 class FusedBlock:
     """A fused block's settings. Both norms are alike; `activation`: a row of `kernels.activation.ACTIVATIONS`.
 
-    `cast`: the run's settings; the kernel that makes a tensor also makes each of its operands whose cast has these
-    settings. `sizes`: the sizes of queries, keys and values, over all heads of `head_size`. `recomputes_up`: whether
-    the backward computes the product of the MLP's first linear again, so that it is not kept.
+    `cast`: the settings with which the kernel that makes a tensor also makes its operands. `sizes`: the sizes of
+    queries, keys and values, over all heads of `head_size`. `recomputes_up`: whether the backward computes the product
+    of the MLP's first linear again, so that it is not kept.
     """
 
     norm: RowNorm
@@ -65,10 +65,10 @@ class FusedBlock:
     sizes: tuple[int, int, int]
     head_size: int
     cast: BlockCast
-    qkv: Gemms
-    out: Gemms
-    up: Gemms
-    down: Gemms
+    qkv: LinearPlan
+    out: LinearPlan
+    up: LinearPlan
+    down: LinearPlan
     recomputes_up: bool = field(default=False, kw_only=True)
 
 
@@ -130,7 +130,7 @@ class _BeforeAttention(torch.autograd.Function):
         s: FusedBlock,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x = x_BTD.flatten(0, 1)
-        qkv, _, mean, rms, absmax = norm_linear(x, None, gain, bias, weight, linear_of(s.qkv, keys, places), s)
+        qkv, _, mean, rms, absmax = norm_linear(x, None, gain, bias, weight, planned(s.qkv, keys, places), s)
         if rope is not None:
             rotate_heads_(qkv, rope, s.sizes[0] + s.sizes[1], s.head_size)
         q, k, v = split_heads(qkv.unflatten(0, x_BTD.shape[:2]), s.sizes, s.head_size)
@@ -142,9 +142,9 @@ class _BeforeAttention(torch.autograd.Function):
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor, dstream: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rms, gain, bias, weight, rope, keys, places, *absmax = ctx.saved_tensors
         s: FusedBlock = ctx.settings
-        qkv = linear_of(s.qkv, keys, places)
-        made = heads_cast_both(dq, dk, dv, rope, *gradient_formats(qkv, s.cast), s.cast)
-        operands = gradient_operands(made, qkv, s.cast)
+        qkv = planned(s.qkv, keys, places)
+        made = heads_cast_both(dq, dk, dv, rope, *s.qkv.gradient_formats, s.cast)
+        operands = gradient_operands(made, qkv)
         of_x = dstream.flatten(0, 1), x, mean, rms
         dx, dgain, dbias, dweight = norm_linear_backward(operands, *of_x, gain, bias, weight, qkv, s, Absmax(*absmax))
         return dx.view_as(dstream), dgain, dbias, dweight, None, None, None, None
@@ -171,12 +171,12 @@ class _AfterAttention(torch.autograd.Function):
         of_out, of_up, of_down = linears_of(s, keys)
         absmax_out = Absmax(shared_absmax(a, of_out, "forward_x"), weight_absmax(out, of_out))
         branch = scaled_product(
-            cast_operand(a, of_out, "forward_x", -1, absmax=absmax_out.x), forward_weight(out, of_out, absmax_out.w).T
+            cast_operand(a, of_out, "forward_x", absmax=absmax_out.x), forward_weight(out, of_out, absmax_out.w).T
         )
         g, h, mean, rms, absmax_up = norm_linear(x, branch, gain, bias, up, of_up, s)
-        z, _ = activation_cast_both(g, s.activation, fused_format(of_down, "forward_x", s.cast), UNREAD, s.cast)
+        z, _ = activation_cast_both(g, s.activation, s.down.forward_x.fused_format, UNREAD, s.cast)
         absmax_down = Absmax(shared_absmax(z, of_down, "forward_x"), weight_absmax(down, of_down))
-        z_forward = finish_operand(z, of_down, "forward_x", -1, s.cast, absmax_down.x)
+        z_forward = finish_operand(z, of_down, "forward_x", absmax_down.x)
         absmax = *absmax_out, *absmax_up, *absmax_down
         kept_g = None if s.recomputes_up else g
         ctx.save_for_backward(a, h, mean, rms, gain, bias, kept_g, out, up, down, *keys, *absmax)
@@ -198,39 +198,45 @@ class _AfterAttention(torch.autograd.Function):
             dz,
             g,
             s.activation,
-            *gradient_formats(of_up, s.cast),
+            *s.up.gradient_formats,
             s.cast,
-            again=fused_format(of_down, "wgrad_x", s.cast),
+            again=s.down.wgrad_x.fused_format,
         )
-        z_wgrad = finish_operand(z, of_down, "wgrad_x", -2, s.cast, absmax_down.x)
+        z_wgrad = finish_operand(z, of_down, "wgrad_x", absmax_down.x)
         ddown = to_dtype(scaled_product(wgrad.T, z_wgrad), down.dtype)
-        operands = gradient_operands((dg[0], dg[1]), of_up, s.cast)
+        operands = gradient_operands((dg[0], dg[1]), of_up)
         dx, dgain, dbias, dup = norm_linear_backward(operands, dy, h, mean, rms, gain, bias, up, of_up, s, absmax_up)
         dgrad, wgrad = gradient_operands_of(dx, of_out, s.cast)
         da = scaled_product(dgrad, dgrad_weight(out, of_out, dx, absmax_out.w))
-        dout = scaled_product(wgrad.T, cast_operand(a, of_out, "wgrad_x", -2, after=dx, absmax=absmax_out.x))
+        dout = scaled_product(wgrad.T, cast_operand(a, of_out, "wgrad_x", after=dx, absmax=absmax_out.x))
         return dx, da, to_dtype(dout, out.dtype), dgain, dbias, dup, ddown, *(None,) * 5
 
 
-def linears_of(s: FusedBlock, keys: Sequence[Tensor | None]) -> tuple[Linear, Linear, Linear]:
+def linears_of(s: FusedBlock, keys: Sequence[Tensor | None]) -> tuple[PlannedLinear, PlannedLinear, PlannedLinear]:
     """Return the three linears after the attention: out, up, down."""
     *linear_keys, places = keys
-    out, up, down = (linear_of(g, k, places) for g, k in zip((s.out, s.up, s.down), linear_keys, strict=True))
+    out, up, down = (planned(p, k, places) for p, k in zip((s.out, s.up, s.down), linear_keys, strict=True))
     return out, up, down
 
 
 def norm_linear(
-    x: Tensor, branch: Tensor | None, gain: Tensor, bias: Tensor | None, weight: Tensor, linear: Linear, s: FusedBlock
+    x: Tensor,
+    branch: Tensor | None,
+    gain: Tensor,
+    bias: Tensor | None,
+    weight: Tensor,
+    linear: PlannedLinear,
+    s: FusedBlock,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Absmax]:
     """Return Q(norm(x + branch)) Q(W)^T, x + branch with its mean and rms, and the absmax that the backward reads."""
     own = None if s.fold_gain else gain
-    fused = is_fused(linear, "forward_x", s.cast)
-    fmt = fused_format(linear, "forward_x", s.cast) if fused else UNREAD
+    plan = linear.plan.forward_x
+    fmt = plan.fused_format if plan.is_fused else UNREAD
     y, _, total, mean, rms = norm_cast_both(x, own, s.norm, fmt, UNREAD, s.cast, bias=bias, branch=branch)
     normed = {"mean": mean, "rms": rms, "gain": own, "bias": bias}
     folded = gain if s.fold_gain else None
     absmax = Absmax(shared_absmax(total, linear, "forward_x", **normed), weight_absmax(weight, linear, folded))
-    x_forward = Operand(y) if fused else cast_operand(total, linear, "forward_x", -1, absmax=absmax.x, **normed)
+    x_forward = Operand(y) if plan.is_fused else cast_operand(total, linear, "forward_x", absmax=absmax.x, **normed)
     w = forward_weight(weight, linear, absmax.w, folded)
     return scaled_product(x_forward, w.T), total, mean, rms, absmax
 
@@ -242,7 +248,7 @@ def norm_linear_again(
     gain: Tensor,
     bias: Tensor | None,
     weight: Tensor,
-    linear: Linear,
+    linear: PlannedLinear,
     s: FusedBlock,
     absmax: Absmax,
     after: Tensor,
@@ -253,7 +259,7 @@ def norm_linear_again(
     """
     own, folded = (None, gain) if s.fold_gain else (gain, None)
     normed = {"mean": mean, "rms": rms, "gain": own, "bias": bias}
-    y = cast_operand(x, linear, "forward_x", -1, absmax=absmax.x, after=after, **normed)
+    y = cast_operand(x, linear, "forward_x", absmax=absmax.x, after=after, **normed)
     return scaled_product(y, forward_weight(weight, linear, absmax.w, folded, after).T)
 
 
@@ -266,14 +272,14 @@ def norm_linear_backward(
     gain: Tensor,
     bias: Tensor | None,
     weight: Tensor,
-    linear: Linear,
+    linear: PlannedLinear,
     s: FusedBlock,
     absmax: Absmax,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Return dx (the stream's gradient included), dgain, dbias and dW. `dh`: dgrad's and wgrad's operands of dH."""
     dgrad, wgrad = dh
     normed = {"mean": mean, "rms": rms, "gain": None if s.fold_gain else gain, "bias": bias}
-    y = cast_operand(x, linear, "wgrad_x", -2, absmax=absmax.x, after=dgrad.values, **normed)
+    y = cast_operand(x, linear, "wgrad_x", absmax=absmax.x, after=dgrad.values, **normed)
     dweight = scaled_product(wgrad.T, y)
     if s.fold_gain:
         dweight = to_dtype(to_dtype(dweight, FP32) * to_dtype(gain, FP32), BF16)
@@ -284,15 +290,19 @@ def norm_linear_backward(
 
 
 def forward_weight(
-    weight: Tensor, linear: Linear, absmax: Tensor | None, gain: Tensor | None = None, after: Tensor | None = None
+    weight: Tensor,
+    linear: PlannedLinear,
+    absmax: Tensor | None,
+    gain: Tensor | None = None,
+    after: Tensor | None = None,
 ) -> Operand:
-    return cast_operand(weight, linear, "forward_w", -1, absmax=absmax, gain=gain, round_first=True, after=after)
+    return cast_operand(weight, linear, "forward_w", absmax=absmax, gain=gain, after=after)
 
 
-def dgrad_weight(weight: Tensor, linear: Linear, after: Tensor, absmax: Tensor | None) -> Operand:
-    return cast_operand(weight, linear, "dgrad_w", -2, absmax=absmax, round_first=True, after=after)
+def dgrad_weight(weight: Tensor, linear: PlannedLinear, after: Tensor, absmax: Tensor | None) -> Operand:
+    return cast_operand(weight, linear, "dgrad_w", absmax=absmax, after=after)
 
 
-def weight_absmax(weight: Tensor, linear: Linear, gain: Tensor | None = None) -> Tensor | None:
+def weight_absmax(weight: Tensor, linear: PlannedLinear, gain: Tensor | None = None) -> Tensor | None:
     """Return the absmax that forward and dgrad share; they share none if the forward's weight has a gain folded in."""
-    return shared_absmax(weight, linear, "forward_w", round_first=True) if gain is None else None
+    return shared_absmax(weight, linear, "forward_w") if gain is None else None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mxstudy.blocks.operands import PLAIN, settings_of
+from mxstudy.blocks.plans import PLAIN, settings_of
 from mxstudy.config.casts import BlockCast, Gemms
 from mxstudy.kernels import (
     RowNorm,

@@ -29,10 +29,10 @@ from mxstudy.kernels.operators import (
     tile_of_gradient,
     written,
 )
-from mxstudy.kernels.packing import pack, unpack
+from mxstudy.kernels.packing import pack_fields, unpack
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import look_up
-from mxstudy.reader import require
+from mxstudy.reader import ConfigError, require
 
 aten = torch.ops.aten
 
@@ -95,9 +95,9 @@ def activation_cast_both(
     `gate_dtype`, `dtype`: bf16 to round phi(gate) and z to it, float32 for no rounding. Raises ConfigError for an
     unknown activation, for h that is not bf16, and as `checked_casts` does.
     """
-    rounded = Rounded(*checked(h, activation), BF16 in (gate_dtype, dtype), dtype == BF16)
-    casts = checked_casts(output_shape(h, rounded.gated), row, column, cast)
-    return _activation_cast_both(h, pack(rounded), casts)
+    known = checked(h, activation)
+    rounded = pack_fields(Rounded, *known, BF16 in (gate_dtype, dtype), dtype == BF16)
+    return _activation_cast_both(h, rounded, checked_casts(output_shape(h, known.gated), row, column, cast))
 
 
 def activation_backward_cast_both(
@@ -119,13 +119,14 @@ def activation_backward_cast_both(
     it, or empty if that is UNREAD. Raises ConfigError as the forward does; no block may span a gated activation's two
     gradients.
     """
-    known = Rounded(*checked(h, activation), BF16 in (gate_dtype, dtype), dtype == BF16)
-    require(
-        dz.dtype == BF16 and dz.shape == output_shape(h, known.gated),
-        f"dz: {dz.dtype} {list(dz.shape)} is no gradient of {activation} of {list(h.shape)}, which is bfloat16",
-    )
+    known = checked(h, activation)
+    if dz.dtype != BF16 or dz.shape != output_shape(h, known.gated):
+        raise ConfigError(
+            f"dz: {dz.dtype} {list(dz.shape)} is no gradient of {activation} of {list(h.shape)}, which is bfloat16"
+        )
+    rounded = pack_fields(Rounded, *known, BF16 in (gate_dtype, dtype), dtype == BF16)
     casts, of_z = checked_casts(dz.shape, row, column, cast), checked_casts(dz.shape, UNREAD, again, cast)
-    return _activation_backward_cast_both(dz, h, pack(known), casts, of_z)
+    return _activation_backward_cast_both(dz, h, rounded, casts, of_z)
 
 
 def checked(h: Tensor, activation: str) -> KernelActivation:

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from mxstudy.kernels.operand_cast import CompiledCast, Groups, OperandCast, check, compiled_cast, incomplete_axis
+from mxstudy.kernels.operand_cast import CompiledCast, Groups, OperandCast, checked_cast, compiled_cast, incomplete_axis
 from mxstudy.kernels.operators import BF16, FP32, launch
-from mxstudy.kernels.packing import pack, unpack
+from mxstudy.kernels.packing import unpack
 from mxstudy.numerics.cast import largest_magnitude, pre_rounded, quantize_as, scale_above
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import affine, center, normalize
@@ -47,13 +47,13 @@ def cast_any(
 
     x [rows, columns] bf16 or fp32; mean and rms float32 [rows, 1]; gain and bias [columns]; signs float32 [size] of the
     transform; `draws`: the source of the random words, with key [2]; `outer`: what `absmax_any` returns. `after` is not
-    read: an argument that depends on a gradient keeps the cast in the backward. Raises ConfigError as `check` does.
+    read: an argument that depends on a gradient keeps the cast in the backward. Raises ConfigError as `checked_cast`.
     """
-    check(x, cast, gain, bias, signs)
+    packed = checked_cast(x, cast, gain, bias, signs)
     require(cast.has_outer == (outer is not None), "outer: the absmax of x belongs to a cast with an outer scale")
     require(cast.scale != "FP32", "scale: FP32 scales are not multiplied into an operand; call cast_blocks")
     key, place = key_and_place(cast, draws)
-    return _cast_any(x, mean, rms, gain, bias, signs, key, place, outer, after, pack(cast))
+    return _cast_any(x, mean, rms, gain, bias, signs, key, place, outer, after, packed)
 
 
 def key_and_place(cast: OperandCast, draws: Draws | None) -> tuple[Tensor | None, Tensor | None]:
@@ -78,9 +78,9 @@ def absmax_any(
     after: Tensor | None = None,
 ) -> Tensor:
     """Return the largest magnitude of what `cast_any` casts, given the same: float32 []. NaN if one of them is NaN."""
-    check(x, cast, gain, bias, signs)
+    packed = checked_cast(x, cast, gain, bias, signs)
     require(cast.has_outer, "outer: only a cast with an outer scale needs the absmax of x")
-    return _absmax_any(x, mean, rms, gain, bias, signs, after, pack(cast))
+    return _absmax_any(x, mean, rms, gain, bias, signs, after, packed)
 
 
 def prepared(
@@ -168,8 +168,8 @@ def launch_cuda(
         return step_by_step(x, mean, rms, gain, bias, signs, key, place, outer, packed=packed)
     if cast.in_two:
         first, second = cast.halves
-        y = launch_cuda(x, mean, rms, gain, bias, signs, None, None, None, None, pack(first))
-        return launch_cuda(y, None, None, None, None, None, key, place, outer, None, pack(second), groups, scales)
+        y = launch_cuda(x, mean, rms, gain, bias, signs, None, None, None, None, first.packed)
+        return launch_cuda(y, None, None, None, None, None, key, place, outer, None, second.packed, groups, scales)
     if cast.chooses and cast.square:
         # The same along either axis, and along the columns a thread adds up rows, which the reference does first.
         cast = replace(cast, axis=-2)
@@ -225,8 +225,8 @@ def launch_absmax(
         return absmax_step_by_step(x, mean, rms, gain, bias, signs, packed=packed)
     if cast.in_two:
         first, second = cast.halves
-        y = launch_cuda(x, mean, rms, gain, bias, signs, None, None, None, None, pack(first))
-        return launch_absmax(y, None, None, None, None, None, None, pack(second))
+        y = launch_cuda(x, mean, rms, gain, bias, signs, None, None, None, None, first.packed)
+        return launch_absmax(y, None, None, None, None, None, None, second.packed)
     of_tiles = x.new_empty(tiles_of(x, cast, compiled_cast(cast, x.shape[1])), dtype=torch.int32)
     launch_tiles(absmax_any_kernel, (x, mean, rms, gain, bias, signs), of_tiles, cast)
     return of_tiles.amax().view(FP32)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from torch import Tensor, library
 
 from mxstudy.kernels.cast_any import cast_any, tiles_of
-from mxstudy.kernels.operand_cast import WARPS, Groups, OperandCast, check, compiled_cast, incomplete_axis
+from mxstudy.kernels.operand_cast import WARPS, Groups, OperandCast, checked_cast, compiled_cast, incomplete_axis
 from mxstudy.kernels.operators import BF16, BLOCK_SIZES, launch, power_of_two_in
-from mxstudy.kernels.packing import pack, unpack
+from mxstudy.kernels.packing import unpack
 from mxstudy.reader import require
 
 TILE_ELEMENTS = 8192
@@ -30,9 +30,9 @@ def cast_any_both(x: Tensor, row: OperandCast, column: OperandCast, outer: Tenso
     require((row.axis, column.axis) == (-1, -2), "axis: give the cast along the rows, -1, and that along the columns")
     for cast in (row, column):
         require(has_both(cast), "call cast_any for one that is random, transforms, chooses, or has blocks of over 64")
-        check(x, cast)
+        checked_cast(x, cast)
         require(cast.has_outer, "outer: the absmax of x belongs to a cast with an outer scale")
-    return _cast_any_both(x, outer, pack(row), pack(column))
+    return _cast_any_both(x, outer, row.packed, column.packed)
 
 
 @library.custom_op("mxstudy::cast_any_both", mutates_args=())

@@ -11,9 +11,9 @@ from torch import Tensor, library
 
 from mxstudy.kernels.cast_any import key_and_place, prepared
 from mxstudy.kernels.cast_any import launch_cuda as launch_cast
-from mxstudy.kernels.operand_cast import OperandCast, check, incomplete_axis
+from mxstudy.kernels.operand_cast import OperandCast, checked_cast, incomplete_axis
 from mxstudy.kernels.operators import BF16, FP32
-from mxstudy.kernels.packing import pack, unpack
+from mxstudy.kernels.packing import unpack
 from mxstudy.numerics.cast import quantize_as
 from mxstudy.numerics.random_bits import Draws
 from mxstudy.reader import require
@@ -35,10 +35,10 @@ def cast_blocks(
 
     Square blocks repeat their scale across the contraction axis. The arguments are those of `cast_any`.
     """
-    check(x, cast, gain, bias, signs)
+    packed = checked_cast(x, cast, gain, bias, signs)
     require(cast.scale == "FP32", f"scale: {cast.scale} scales are part of the operand; call cast_any")
     key, place = key_and_place(cast, draws)
-    return _cast_blocks(x, mean, rms, gain, bias, signs, key, place, after, pack(cast))
+    return _cast_blocks(x, mean, rms, gain, bias, signs, key, place, after, packed)
 
 
 @library.custom_op("mxstudy::cast_blocks", mutates_args=())

@@ -21,11 +21,11 @@ from mxstudy.kernels.operators import (
     power_of_two_in,
     written,
 )
-from mxstudy.kernels.packing import pack, unpack
+from mxstudy.kernels.packing import pack_fields, unpack
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import affine, center, normalize, rms_coefficient, rms_estimate, rms_exact, row_mean
-from mxstudy.reader import require
+from mxstudy.reader import ConfigError, require
 
 TILE_ELEMENTS, WARPS = 16384, 16
 ROW_TILE_ELEMENTS, ROW_WARPS = 8192, 8
@@ -97,11 +97,9 @@ def norm_cast_both(
     require(gain is not None or bias is None, "bias: it is added after the gain; give a gain too")
     require(norm.p is None or not norm.centers, "norm: MXNorm reads maxima of x itself; give p or centers, not both")
     require(branch is None or branch.shape == x.shape, "branch: it is added to x; give it x's shape")
-    require(
-        norm.p is None or x.shape[-1] % cast.block_size == 0,
-        f"block_size: {cast.block_size} does not divide axis -1 of shape {list(x.shape)}",
-    )
-    known = pack(Normed(norm.p, norm.centers, norm.eps, round_output))
+    if norm.p is not None and x.shape[-1] % cast.block_size:
+        raise ConfigError(f"block_size: {cast.block_size} does not divide axis -1 of shape {list(x.shape)}")
+    known = pack_fields(Normed, norm.p, norm.centers, norm.eps, round_output)
     casts = checked_casts(x.shape, row, column, cast)
     first, second, total, mean, rms = _norm_cast_both(x, branch, gain, bias, known, casts)
     return NormCast(first, second, x if branch is None else total, mean if norm.centers else None, rms)

@@ -17,7 +17,7 @@ from mxstudy.kernels.operators import (
     is_capable_of,
     launch,
 )
-from mxstudy.kernels.packing import pack, unpack
+from mxstudy.kernels.packing import pack_fields, unpack
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, check_nvfp4, check_tensor_scale
 from mxstudy.numerics.formats import FORMATS, look_up
 from mxstudy.numerics.norm_linear import normalize, rms_estimate, rms_exact
@@ -122,7 +122,7 @@ def norm_codes(
 def encoding(norm: RowNorm, fmt: str, cast: BlockCast) -> str:
     """Return the packed `Encoding`."""
     options = (cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round)
-    return pack(Encoding(norm.p, norm.eps, fmt, *options))
+    return pack_fields(Encoding, norm.p, norm.eps, fmt, *options)
 
 
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from mxstudy.compat.torch_compiler import constant
 from mxstudy.config.casts import Cast
 from mxstudy.kernels.operators import (
     BF16,
@@ -20,6 +21,7 @@ from mxstudy.kernels.operators import (
     format_constants,
     power_of_two_in,
 )
+from mxstudy.kernels.packing import pack, unpack
 from mxstudy.numerics.cast import reach_of
 from mxstudy.numerics.formats import look_up, look_up_mx
 from mxstudy.numerics.random_bits import RANDOM_BITS
@@ -80,6 +82,10 @@ class OperandCast:
     largest_scale: float = Cast.largest_scale
     candidates: tuple[float, ...] = Cast.candidates
     candidate_error: str = Cast.candidate_error
+    packed: str = field(init=False, repr=False, compare=False)  # for an operator; a compiler reads it as one value
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "packed", pack(self))
 
     @property
     def draws(self) -> bool:
@@ -196,27 +202,38 @@ class CompiledCast(NamedTuple):
     absolute_error: bool
 
 
-def check(
+def checked_cast(
     x: Tensor,
     cast: OperandCast,
     gain: Tensor | None = None,
     bias: Tensor | None = None,
     signs: Tensor | None = None,
-) -> None:
-    """Raise ConfigError, with what would be right, for a cast that the kernel cannot do with x."""
+) -> str:
+    """Return the packed cast. Raises ConfigError, with what would be right, if the kernel cannot do it with x."""
     require(gain is not None or bias is None, "bias: it is added after the gain; give a gain too")
     require(signs is None or cast.transform_size is not None, "signs: they belong to a transform; give its size")
     if x.ndim != 2 or x.dtype not in (BF16, FP32):
         raise ConfigError(f"x: {list(x.shape)} of {x.dtype} has no kernel; give [rows, columns], bfloat16 or float32")
-    if cast.axis not in (-2, -1):
-        raise ConfigError(f"axis: {cast.axis} is not an operand's axis; take -1, along the rows, or -2")
     if cast.transform_size is not None:
         check_transform(cast.transform_size, x.shape, cast.axis)
-        if cast.transform_size not in KERNEL_TRANSFORMS:
-            raise ConfigError(f"transform.size: {cast.transform_size} has no kernel; take one of {KERNEL_TRANSFORMS}")
+    check_options(cast.packed)
+    if cast.fmt is None and x.shape[cast.axis] % cast.group:
+        raise ConfigError(f"axis {cast.axis} of shape {list(x.shape)}: give a multiple of {cast.group}")
+    has_blocks = cast.fmt is not None and cast.scale != "none"
+    if has_blocks and not cast.pad and (axis := incomplete_axis(x, cast)) is not None:
+        raise ConfigError(f"block_size: {cast.block_size} does not divide axis {axis} of shape {list(x.shape)}")
+    return cast.packed
+
+
+@constant
+def check_options(packed: str) -> None:
+    """Raise ConfigError, with what would be right, for a packed cast that no kernel does with any tensor."""
+    cast = unpack(OperandCast, packed)
+    if cast.axis not in (-2, -1):
+        raise ConfigError(f"axis: {cast.axis} is not an operand's axis; take -1, along the rows, or -2")
+    if cast.transform_size is not None and cast.transform_size not in KERNEL_TRANSFORMS:
+        raise ConfigError(f"transform.size: {cast.transform_size} has no kernel; take one of {KERNEL_TRANSFORMS}")
     if cast.fmt is None:
-        if x.shape[cast.axis] % cast.group:
-            raise ConfigError(f"axis {cast.axis} of shape {list(x.shape)}: give a multiple of {cast.group}")
         return
     formats = look_up(KERNEL_SCALES, cast.scale, "scale")
     chain, outer_scales = KERNEL_CHAINS[cast.scale]
@@ -238,14 +255,14 @@ def check(
         f"headroom: it has no kernel with scale={cast.scale}; leave it out",
     )
     require(cast.scale == "FP32" or not cast.pad, f"pad: {cast.scale} scales have no kernel that pads; set it to false")
-    if not cast.pad and cast.scale != "none" and (axis := incomplete_axis(x, cast)) is not None:
-        raise ConfigError(f"block_size: {cast.block_size} does not divide axis {axis} of shape {list(x.shape)}")
 
 
 def incomplete_axis(x: Tensor, cast: OperandCast) -> int | None:
     """Return the first axis of x that the cast's blocks do not divide, or None."""
-    axes = (-2, -1) if cast.square else (cast.axis,)
-    return next((axis for axis in axes if x.shape[axis] % cast.block_size), None)
+    for axis in (-2, -1) if cast.square else (cast.axis,):
+        if x.shape[axis] % cast.block_size:
+            return axis
+    return None
 
 
 def compiled_cast(cast: OperandCast, columns: int, groups: Groups | None = None) -> CompiledCast:

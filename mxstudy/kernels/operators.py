@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mxstudy.compat.torch_compiler import constant
 from mxstudy.kernels.packing import pack, unpack
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.formats import FORMATS, SCALE_RULES, look_up_mx
 from mxstudy.numerics.scales import MANTISSA_BITS
-from mxstudy.reader import require
+from mxstudy.reader import ConfigError, require
 
 BLOCK_SIZES = (16, 32, 64)
 KERNEL_RULES = ("floor", "ceil", "rceil", "even")
@@ -91,15 +92,23 @@ def checked_casts(shape: Sequence[int], row: str | None, column: str | None, cas
     Raises ConfigError for what no kernel does: formats without E8M0 scales, scale rules not in KERNEL_RULES, roundings
     not in ROUNDS, block sizes not in BLOCK_SIZES, and blocks that do not divide their axis.
     """
-    check_settings(cast)
+    rules = cast.scale_rule, cast.rounding, cast.operand_pre_round
+    casts = _checked_casts(row, column, cast.block_size, *rules, cast.pad_blocks)
     for fmt, axis in ((row, -1), (column, -2)):
+        if fmt is not None and fmt != UNREAD and shape[axis] % cast.block_size:
+            raise ConfigError(f"block_size: {cast.block_size} does not divide axis {axis} of shape {list(shape)}")
+    return casts
+
+
+@constant
+def _checked_casts(row: str | None, column: str | None, *settings: Any) -> str:
+    """Return packed `Casts`, checked but for the shape; `settings`: a BlockCast's fields."""
+    cast = BlockCast(*settings)
+    check_settings(cast)
+    for fmt in (row, column):
         if fmt not in (None, UNREAD):
             look_up_mx(str(fmt))
             require(fmt in KERNEL_FORMATS, f"format: {fmt} has no kernel; take one of {KERNEL_FORMATS}")
-            require(
-                shape[axis] % cast.block_size == 0,
-                f"block_size: {cast.block_size} does not divide axis {axis} of shape {list(shape)}",
-            )
     return pack(Casts(row, column, cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round))
 
 

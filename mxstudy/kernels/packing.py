@@ -18,17 +18,18 @@ Options = TypeVar("Options")
 
 def pack(options: Any) -> str:
     """Return the fields of a frozen dataclass as JSON, in order: str, int, float, bool, None or a tuple of them."""
-    return _packed(*(getattr(options, field.name) for field in dataclasses.fields(options)))
+    return json.dumps([getattr(options, field.name) for field in dataclasses.fields(options) if field.init])
 
 
 @constant
-def _packed(*values: Any) -> str:
-    return json.dumps(values)
+def pack_fields(cls: type, *values: Any) -> str:
+    """Return `pack(cls(*values))`. A compiled graph has the string as a constant: nothing here is traced."""
+    return pack(cls(*values))
 
 
 @functools.cache
 def unpack(cls: type[Options], packed: str) -> Options:
     """Return the dataclass `cls` from a string that `pack` made of one."""
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
     values = [tuple(value) if isinstance(value, list) else value for value in json.loads(packed)]
     return cls(**dict(zip(names, values, strict=True)))

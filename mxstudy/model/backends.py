@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from mxstudy.blocks.operands import PLAIN
+from mxstudy.blocks.plans import PLAIN
 from mxstudy.config.casts import Gemms
 from mxstudy.kernels.native import why_not_native
 from mxstudy.model.fusable import Backend, Fusable, Target, is_plain, linears_in

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mxstudy.blocks.decoder_block import FusedBlock
-from mxstudy.blocks.operands import ANY, kernel_settings
+from mxstudy.blocks.plans import ANY, kernel_settings, plan_of
 from mxstudy.model.activation_functions import KERNEL_ACTIVATIONS
 from mxstudy.model.feed_forward import FeedForward
 from mxstudy.model.fusable import Backend, Target, why_own
@@ -73,9 +73,9 @@ def fused_block(block: Block) -> FusedBlock:
     linears = fused_linears(block)
     wqkv = linears[0]
     activation, sizes = KERNEL_ACTIVATIONS[block.feed_forward.activation], block.attention.sizes
-    gemms, norm = (linear.gemms for linear in linears), kernel_norm(wqkv.norm)
-    cast, head_size = kernel_settings(wqkv.cast), block.attention.head_size
-    return FusedBlock(norm, wqkv.norm.fold_gain, activation, sizes, head_size, cast, *gemms)
+    cast, head_size, norm = kernel_settings(wqkv.cast), block.attention.head_size, kernel_norm(wqkv.norm)
+    plans = (plan_of(linear.gemms, cast) for linear in linears)
+    return FusedBlock(norm, wqkv.norm.fold_gain, activation, sizes, head_size, cast, *plans)
 
 
 def recompute_mlps(model: Decoder, blocks: int) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from mxstudy import config
-from mxstudy.blocks.operands import ANY
+from mxstudy.blocks.plans import ANY
 from mxstudy.config.casts import OPERANDS, SETTINGS, TRANSFORMS, Cast, Gemms, Hadamard
 from mxstudy.config.model import BLOCKS
 from mxstudy.config.settings import vain_settings, written

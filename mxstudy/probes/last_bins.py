@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy import config
-from mxstudy.blocks.operands import settings_of
+from mxstudy.blocks.plans import settings_of
 from mxstudy.config.casts import BlockCast, Cast
 from mxstudy.distributed import whole
 from mxstudy.model.decoder import Decoder

@@ -12,13 +12,14 @@ from traced import without_code
 
 from mxstudy import config
 from mxstudy.blocks import operands
+from mxstudy.blocks.operands import PlannedLinear
+from mxstudy.blocks.plans import plan_of
 from mxstudy.config.casts import OPERANDS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.model.backends import apply_backends, plan_backends
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.fusable import Target
 from mxstudy.model.precision import apply_precision, evaluated
 from mxstudy.model.random_streams import move_to
-from mxstudy.numerics.gemms import Linear
 from mxstudy.train.runtime import configure_torch
 
 BF16 = torch.bfloat16
@@ -95,6 +96,10 @@ def fused(model):
     return model
 
 
+def linear_with(gemms):
+    return PlannedLinear(plan_of(gemms.filled(BlockCast(16)), BlockCast(16)))
+
+
 def tokens():
     return torch.randint(128, (2, 32), generator=torch.Generator().manual_seed(2))
 
@@ -136,7 +141,7 @@ def test_a_pass_that_is_shared_too_often_is_found_out(name, monkeypatch):
     expected, shared = step(model), operands.shared_absmax
 
     def of_all(x, linear, operand, **parts):
-        return shared(x, Linear(Gemms(**ALL).filled(BlockCast(16))), operand, **parts)
+        return shared(x, linear_with(Gemms(**ALL)), operand, **parts)
 
     monkeypatch.setattr("mxstudy.blocks.decoder_block.shared_absmax", of_all)
     monkeypatch.setattr(operands, "shared_absmax", of_all)
@@ -173,7 +178,7 @@ def test_a_folded_weight_has_another_absmax(monkeypatch):
     expected = step(model)
     monkeypatch.setattr(
         "mxstudy.blocks.decoder_block.weight_absmax",
-        lambda weight, linear, gain=None: operands.shared_absmax(weight, linear, "forward_w", round_first=True),
+        lambda weight, linear, gain=None: operands.shared_absmax(weight, linear, "forward_w"),
     )
     assert not same(step(fused(model)), expected)
 
@@ -197,10 +202,10 @@ def test_an_evaluation_has_one_scale_a_row(passes):
 @each("operand", ["forward_x", "wgrad_x"])
 def test_operands_below_different_scales_share_nothing(scale, operand):
     x = torch.randn(32, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
-    both = Gemms(**ALL).filled(BlockCast(16))
-    assert torch.equal(operands.shared_absmax(x, Linear(both), "forward_x"), x.float().abs().max())
-    one = replace(both, **{operand: replace(BELOW, outer_scale=scale)}).filled(BlockCast(16))
-    assert operands.shared_absmax(x, Linear(one), "forward_x") is None
+    both = Gemms(**ALL)
+    assert torch.equal(operands.shared_absmax(x, linear_with(both), "forward_x"), x.float().abs().max())
+    one = replace(both, **{operand: replace(BELOW, outer_scale=scale)})
+    assert operands.shared_absmax(x, linear_with(one), "forward_x") is None
 
 
 @pytest.mark.slow

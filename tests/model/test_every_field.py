@@ -20,7 +20,7 @@ from each import each
 from torch import Tensor
 
 from mxstudy import config
-from mxstudy.blocks import operands as block_operands
+from mxstudy.blocks import plans as block_plans
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.kernels.implements import Implements
 from mxstudy.model.activation_functions import swiglu
@@ -191,7 +191,7 @@ def test_a_field_counts_on_every_backend_or_is_refused(field: str) -> None:
 
 
 def is_refused(gemms: Gemms) -> bool:
-    return block_operands.ANY.why_not(gemms.filled(BlockCast())) is not None
+    return block_plans.ANY.why_not(gemms.filled(BlockCast())) is not None
 
 
 @pytest.mark.integration
@@ -240,9 +240,9 @@ def test_a_field_that_is_added_is_a_reason() -> None:
         (recipe(wgrad_transform=Turned(size=16, angle=0.5)), "wgrad_transform: angle"),
     ):
         filled = gemms.filled(BlockCast())
-        for backend in (block_operands.ANY, block_operands.PLAIN):
+        for backend in (block_plans.ANY, block_plans.PLAIN):
             assert named in str(backend.why_not(filled)) or "no transforms" in str(backend.why_not(filled))
-    assert block_operands.ANY.why_not(recipe(wgrad_dh=Own(format="E2M1")).filled(BlockCast())) is None
+    assert block_plans.ANY.why_not(recipe(wgrad_dh=Own(format="E2M1")).filled(BlockCast())) is None
 
 
 def test_a_norm_that_inherits_is_another_norm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from precision_files import FILES, of_file
 from tiny import CONFIG, MXNORM, RMSNORM, build, precision
 
 from mxstudy import config
-from mxstudy.blocks.operands import ANY
+from mxstudy.blocks.plans import ANY
 from mxstudy.config.casts import Gemms
 from mxstudy.model.describe_precision import describe
 from mxstudy.model.precision import evaluated
