@@ -1,4 +1,4 @@
-"""torch.compile: cheap constants, and roundings that are kept. Checked with torch 2.11.0 and 2.13.0."""
+"""torch.compile: cheap constants, constant floats, kept roundings. Checked with torch 2.11.0 and 2.13.0."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ def constant(function: Callable[P, R]) -> Callable[P, R]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def keep_floats_constant() -> None:
+    """Make torch.compile compile anew for another value of a float, in this process and for good.
+
+    Why: by default it takes a float that has changed once as unknown, and a kernel's options (the headroom of a cast,
+    its largest scale) cannot be unknown. The option has no public name.
+    """
+    import torch._dynamo.config as dynamo
+
+    dynamo.specialize_float = True
 
 
 def keep_roundings() -> None:

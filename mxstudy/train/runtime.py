@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 import torch
 
-from mxstudy.compat.torch_compiler import keep_roundings
+from mxstudy.compat.torch_compiler import keep_floats_constant, keep_roundings
 from mxstudy.reader import ConfigError
 
 # Dense bf16 FLOP/s by the data sheets. For a GPU that is not listed here, no MFU is recorded.
@@ -70,7 +70,8 @@ def configure_torch(compile: bool = False, deterministic: bool = False) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
     if compile:
-        torch.compiler.reset()  # else code compiled for an earlier arm makes this arm's sizes and floats dynamic
+        torch.compiler.reset()  # else code compiled for an earlier arm makes this arm's sizes dynamic
+        keep_floats_constant()
         keep_roundings()
     keep_freed_memory()
 

@@ -62,11 +62,11 @@ def same(one, other):
 
 @pytest.mark.slow
 def test_a_compiled_block_follows_a_change_of_precision():
-    """It is compiled anew for another precision only, and keeps the code of the one before."""
+    """It is compiled anew for another precision only, also for one that differs in floats, and keeps earlier code."""
     configure_torch(compile=True)
     model = decoder(formats=of_file("mxfp8", *SMALL))
     run, found, graphs = traced(model), [], []
-    for row in ("mxfp8", "nvfp4", "mxfp4", "mxfp8"):
+    for row in ("mxfp8", "nvfp4", "nvfp4_four_over_six", "mxfp8"):
         apply_precision(model, of_file(row, *SMALL), 0, "bf16", torch.device("cpu"), (7,))
         assert model.layers[0].fused is not None
         found.append(run())

@@ -27,6 +27,7 @@ ROUND_TRIPS = {
 
 
 def untouched() -> None:
+    import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
     import torch.compiler.config as compiler
     from torch._inductor.codegen.cpp import CppKernel
@@ -39,10 +40,11 @@ def untouched() -> None:
     assert inductor.emulate_precision_casts is False
     assert inductor.eager_numerics.division_rounding is False
     assert compiler.cache_key_tag == ""
+    assert dynamo.specialize_float is False
 
 
 @pytest.mark.slow
-def test_torch_has_what_would_drop_roundings() -> None:
+def test_torch_has_what_would_drop_roundings_and_constant_floats() -> None:
     """It runs in a process of its own, because this one may have been changed already."""
     process = forked.context().Process(target=untouched)
     process.start()
