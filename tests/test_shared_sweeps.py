@@ -30,9 +30,11 @@ from mxstudy.launch.composed import Composed
 from mxstudy.reader import ConfigError
 from mxstudy.studies import study_of
 from mxstudy.studies.protocol import Study, Watched
+from mxstudy.tracking import memberships, unchanged
 from mxstudy.tracking.columnar_journal import Columns
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
+from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_parent import Summary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -144,6 +146,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copied]:
             templates.setdefault(kind, []).extend(find_runs(folder / "runs"))
     copied = Copied(templates)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unchanged, "stored", functools.cache(unchanged.stored.__wrapped__))  # of more runs than it keeps
         for module in (plan, inline, sweep, importlib.import_module("mxstudy.launch.worker")):
             patch.setattr(module, "study_of", lambda kind: copied)
         yield copied
@@ -193,7 +196,7 @@ def test_sweeps_share_their_runs_in_any_order_and_every_figure_is_drawn(
     monkeypatch.chdir(tmp_path / ORDERS[0])
     capsys.readouterr()
     rules = check_saved(monkeypatch)  # figures read what `folders_of` finds, which is the same in both orders
-    with files_read_once():
+    with read_once():
         assert [figure.name for figure in OF_SWEEPS if not is_drawn(figure)] == []
     assert {name: found for name, found in rules.items() if found} == {}
 
@@ -206,7 +209,7 @@ def sharing(jobs: dict[str, list[plan.Job]]) -> list[str]:
 
 def check_shared(jobs: dict[str, list[plan.Job]], runs: Path) -> None:
     """Check that many runs are shared, and that each sweep finds all of its runs, with all probes that it asked for."""
-    with files_read_once():
+    with read_once():
         shared = [run for run in find_runs(runs) if len({each.sweep for each in run.memberships()}) > 1]
         assert len(shared) > 100
         for command, planned in jobs.items():
@@ -218,10 +221,17 @@ def check_shared(jobs: dict[str, list[plan.Job]], runs: Path) -> None:
 
 
 @contextmanager
-def files_read_once() -> Iterator[None]:
-    """Keep the text of each file within the block, in which none changes: every sweep and figure reads those of all."""
+def read_once() -> Iterator[None]:
+    """Read the memberships of each run only once within the block. Every sweep and figure asks all runs for theirs."""
+    known: dict[Path, list[Membership]] = {}
+
+    def once(folder: Path, provenance: Any, read: Any = memberships.read_memberships) -> list[Membership]:
+        if folder not in known:
+            known[folder] = read(folder, provenance)
+        return known[folder]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "read_text", functools.cache(Path.read_text))
+        patch.setattr(memberships, "read_memberships", once)
         yield
 
 
