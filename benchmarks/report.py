@@ -26,6 +26,7 @@ def options_of(name: str, shows: str | None) -> argparse.ArgumentParser:
 
 
 def device_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option --device."""
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
 
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.command import command, without_command
-from analysis.students.arms import difference, quartiles, shown, wilson
+from analysis.students.arms import difference, quartiles, shown, shown_interval
 from analysis.students.curves import band, limit, losses_by_replica
 from analysis.style import TWO_COLUMNS, colors, figure_parser, load_chosen, plt, save
 from analysis.units import DATA_SEED, SEED
@@ -129,7 +129,7 @@ def table(forks: pd.DataFrame) -> str:
                 len(own),
                 own["open"].sum(),
                 f"{own['diverged'].sum():.0f} of {len(own)}",
-                wilson(own["diverged"]),
+                shown_interval(own["diverged"]),
                 ", ".join(f"{steps:.0f}" for steps in sorted((own["diverged_at"] - own["step"]).dropna())) or "-",
                 less,
                 f"{middle:.3g} ({low:.3g} .. {high:.3g})",

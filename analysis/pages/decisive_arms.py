@@ -15,7 +15,7 @@ import pandas as pd
 from analysis.pages.marks import Parts, least_and_most, one_or_range, rows_of, share_of
 from analysis.pages.student_lots import counted, shown
 from analysis.statistics import CONFIDENCE, LEAST_UNITS, joint_level
-from analysis.students.arms import MIXED, Difference, difference, middle_step, of_units, quartiles, wilson
+from analysis.students.arms import MIXED, Difference, difference, middle_step, of_units, quartiles, shown_interval
 from analysis.students.decisive import ALL, REFERENCE, effects, with_factors
 from analysis.units import DATA_SEED
 from mxstudy.results import markdown
@@ -61,7 +61,7 @@ def arms() -> str:
             (
                 title(name),
                 counted(own),
-                wilson(own["diverged"] > 0),
+                shown_interval(own["diverged"] > 0),
                 own["open"].sum() or "-",
                 ", ".join(f"{value:.2g}" for value in by_seed),
                 middle_step(own["outcome.diverged_at"]),

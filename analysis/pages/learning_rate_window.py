@@ -11,7 +11,7 @@ from analysis.pages import students
 from analysis.pages.marks import Parts, least_and_most, share_of
 from analysis.pages.student_lots import back, counted, difference, findings, lot, shown, unstable, verdicts
 from analysis.students import arms as replicas
-from analysis.students.arms import middle_step, wilson
+from analysis.students.arms import middle_step, shown_interval
 from analysis.units import DATA_SEED, SEED
 from mxstudy.results import markdown
 
@@ -49,7 +49,7 @@ def by_rate() -> str:
             (
                 int(width),
                 f"{rate:.0e}".replace("e-0", "e-"),
-                *(f"{share_of(one)} ({wilson(one)})" for one in lost),
+                *(f"{share_of(one)} ({shown_interval(one)})" for one in lost),
                 ", ".join(str(part["open"].sum()) for part in own),
                 len(both),
                 alone(both, "fp32"),

@@ -23,7 +23,7 @@ from analysis.pages.student_lots import (
 )
 from analysis.statistics import joint_level
 from analysis.students import arms as replicas
-from analysis.students.arms import REPLICA, middle_step, wilson
+from analysis.students.arms import REPLICA, middle_step, shown_interval
 from analysis.units import DATA_SEED, SEED, chosen
 from mxstudy.results import markdown
 
@@ -62,7 +62,7 @@ def arms() -> str:
                 name,
                 f"{runs[DATA_SEED].nunique()} x {runs[SEED].nunique()}",
                 counted(runs),
-                wilson(runs["diverged"] > 0),
+                shown_interval(runs["diverged"] > 0),
                 runs["open"].sum(),
                 middle_step(runs["outcome.diverged_at"]),
                 f"{spikes.sum():.0f}, in {in_runs} runs" if in_runs else "none",

@@ -10,7 +10,7 @@ from analysis.instability.fig04_interventions import judged
 from analysis.pages.decisive_arms import of_arm
 from analysis.pages.marks import Parts, least_and_most, rows_of, share_of
 from analysis.pages.student_lots import counted, counted_and_open
-from analysis.students.arms import wilson
+from analysis.students.arms import shown_interval
 from analysis.units import DATA_SEED
 from mxstudy.results import markdown
 
@@ -43,7 +43,7 @@ def interventions() -> str:
         cell = [said]
         for point in ("0.88", "before 10"):
             own = at(point, name)
-            cell += [counted_and_open(own), wilson(own["diverged"] > 0)]
+            cell += [counted_and_open(own), shown_interval(own["diverged"] > 0)]
         cells.append(cell)
     columns = ["changed from there on", "at 0.88", "95 %, forks", "10 steps before", "95 %, forks"]
     return markdown(columns, cells, left=columns)

@@ -13,7 +13,7 @@ from analysis.pages.marks import Parts, rows
 from analysis.pages.student_forks import FORKS
 from analysis.pages.student_lots import counted_and_open, lot
 from analysis.pages.student_measurements import MEASUREMENTS
-from analysis.students.arms import wilson
+from analysis.students.arms import shown_interval
 from analysis.units import SEEDS
 from mxstudy.results import markdown
 
@@ -40,7 +40,7 @@ def learning_rates() -> str:
         for precision in GRID:
             own = runs[chosen & (runs["choice.precision"] == precision)]
             lost = own["diverged"] > 0
-            cell.append(counted_and_open(own) + (f" ({wilson(lost)})" if lost.any() else ""))
+            cell.append(counted_and_open(own) + (f" ({shown_interval(lost)})" if lost.any() else ""))
         cells.append(cell)
     columns = ["learning rate", *GRID.values()]
     return markdown(columns, cells, left=columns)

@@ -102,7 +102,7 @@ def cells(runs: pd.DataFrame) -> list[str]:
         f"{runs['outcome.censored'].sum():.0f}",
         str(runs["open"].sum()),
         f"{runs['diverged'].sum():.0f} of {len(runs)}",
-        wilson(runs["diverged"]),
+        shown_interval(runs["diverged"]),
         middle_step(runs["outcome.first_spike"]),
         middle_step(runs["outcome.diverged_at"]),
         f"{middle:.3g}",
@@ -116,7 +116,7 @@ def quartiles(losses: pd.Series) -> np.ndarray:
     return np.quantile(values.where(np.isfinite(values), np.inf), (0.25, 0.5, 0.75), method="inverted_cdf")
 
 
-def wilson(happened: pd.Series) -> str:
+def shown_interval(happened: pd.Series) -> str:
     """Return Wilson's 95 % interval of the fraction that is true, or 1: '0.45 .. 0.77'."""
     found = results.fraction(int(happened.sum()), len(happened))
     return f"{found.low:.2f} .. {found.high:.2f}"

@@ -28,6 +28,7 @@ class PlannedLinear(NamedTuple):
 
 
 def planned(plan: LinearPlan, keys: Tensor | None, places: Tensor | None) -> PlannedLinear:
+    """Return a linear with the random numbers of its keys and places, without any if it draws none."""
     return PlannedLinear(plan, None if keys is None or places is None else Random(keys, places))
 
 

@@ -112,6 +112,7 @@ def plan_of(gemms: Gemms, settings: BlockCast) -> LinearPlan:
 
 
 def plan_of_operand(gemms: Gemms, name: str, settings: BlockCast) -> OperandPlan:
+    """Return the plan of one operand; the arguments are those of `plan_of`, and a name of OPERANDS."""
     cast, transform = cast_and_transform(gemms, name)
     axis, round_first = -1 if name in ALONG_COLUMNS else -2, name.endswith("_w")
     is_plain = transform is None and (cast is None or PLAIN.why_not_cast(cast) is None)
@@ -131,6 +132,7 @@ def plan_of_operand(gemms: Gemms, name: str, settings: BlockCast) -> OperandPlan
 
 
 def cast_and_transform(gemms: Gemms, name: str) -> tuple[Cast | None, Hadamard | None]:
+    """Return an operand's cast and the transform of its GEMM."""
     return getattr(gemms, name), getattr(gemms, f"{name.partition('_')[0]}_transform")
 
 
