@@ -4,17 +4,19 @@ There is one row per run, step, validation, spike, measurement of a probe, and q
 studies are exported too. Each replica of a stack counts as a run. Curves and large measurements are thinned by RULES,
 which keep what the pages and figures of results/ read; --every-steps thins the curves further. Tables of runs, with
 events, outcomes and final values, keep everything but the hundreds of fields of precisions that a run lists. Tables
-that were exported before can be exported again.
+that were exported before can be exported again, alone or with the runs that came later.
 
 python -m analysis.export --runs runs/mxnorm_pretrain --name mxnorm_pretrain [--to results]
+python -m analysis.export --runs results/lr_sensitivity_paired runs/lr_sensitivity_paired --name lr_sensitivity_paired
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 
@@ -22,6 +24,7 @@ from analysis.command import Parser, command
 from mxstudy import results
 
 CURVES = ("metrics", "fork_metrics")
+Tables: TypeAlias = dict[str, tuple[pd.DataFrame, dict[str, Any]]]  # rows and provenance of each kind of table
 RUN = ("fingerprint", "replica", "fork")  # columns that tell one curve from another
 
 
@@ -55,7 +58,7 @@ RULES = {
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = Parser(__doc__)
-    what = "run folders, or folders of them; or the prefix of tables in results/"
+    what = "run folders, or folders of them; or prefixes of tables in results/"
     parser.add_argument("--runs", nargs="+", required=True, help=what)
     parser.add_argument("--name", required=True, help="the tables are called NAME_runs.parquet and so on")
     parser.add_argument("--to", type=Path, default=Path("results"))
@@ -71,18 +74,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def tables_of(paths: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame, dict[str, Any]]]:
-    """Yield the kind, rows and provenance of each table of these folders, or of this prefix."""
-    exported = of_prefix(Path(paths[0])) if len(paths) == 1 else {}
-    if exported:
-        yield from ((kind, *results.read_table(path)) for kind, path in exported.items())
-        return
+    """Yield the kind, rows and provenance of each table of these folders and prefixes, tables of a prefix first.
+
+    Raises ConfigError if a run is in several of them.
+    """
+    exported = [path for path in paths if of_prefix(Path(path))]
+    folders = [path for path in paths if path not in exported]
+    sources = [read_prefix(path) for path in exported] + ([read_folders(folders)] if folders else [])
+    runs = [set(tables["runs"][0]["fingerprint"]) for tables in sources]
+    for first, second in combinations(runs, 2):
+        if twice := sorted(first & second):
+            raise results.ConfigError(
+                f"--runs: has run {twice[0]} twice, and {len(twice) - 1} others; give each run once"
+            )
+    for kind in dict.fromkeys(kind for tables in sources for kind in tables):
+        found = [tables[kind] for tables in sources if kind in tables]
+        filled = [rows for rows, _ in found if len(rows)]
+        yield kind, pd.concat(filled, ignore_index=True) if filled else found[0][0], found[0][1]
+
+
+def read_prefix(path: str) -> Tables:
+    return {kind: results.read_table(table) for kind, table in of_prefix(Path(path)).items()}
+
+
+def read_folders(paths: Sequence[str]) -> Tables:
     folders = results.folders_of(paths)
     provenance = folders[0].provenance()
     left = [name for name in results.table_names(folders) if not name.startswith(results.SAMPLES)]
     probes = sorted({*results.PROBES, *results.STACK_PROBES})
-    yield from ((kind, load(folders), provenance) for kind, load in results.KINDS.items())
-    yield from ((probe, results.load_probe(folders, probe), provenance) for probe in probes)
-    yield from ((name, results.load_table(folders, name), provenance) for name in left)
+    loaded = {kind: load(folders) for kind, load in results.KINDS.items()}
+    loaded |= {probe: results.load_probe(folders, probe) for probe in probes}
+    loaded |= {name: results.load_table(folders, name) for name in left}
+    return {kind: (rows, provenance) for kind, rows in loaded.items()}
 
 
 def of_prefix(prefix: Path) -> dict[str, Path]:

@@ -69,3 +69,25 @@ def test_tables_are_exported_again_and_a_longer_prefix_keeps_its_own(tmp_path: P
     assert provenance == about
     with pytest.raises(SystemExit):
         export.main(["--runs", str(tmp_path / "none"), "--name", "x"])
+
+
+def test_runs_that_came_later_join_the_tables(tmp_path: Path) -> None:
+    for name in ("lot", "later"):
+        results.write_table(pd.DataFrame({"fingerprint": [name]}), tmp_path / f"{name}_runs.parquet", {"commit": name})
+        results.write_table(curve(fingerprint=name), tmp_path / f"{name}_metrics.parquet", {"commit": name})
+    lot, later = str(tmp_path / "lot"), str(tmp_path / "later")
+    export.main(["--runs", lot, later, "--name", "lot", "--to", str(tmp_path), "--every-steps", "50"])
+    metrics, provenance = results.read_table(tmp_path / "lot_metrics.parquet")
+    assert metrics.groupby("fingerprint", sort=False)["step"].agg(list).to_dict() == {
+        "lot": [0, 50, 100],
+        "later": [0, 50, 100],
+    }
+    assert provenance == {"commit": "lot"}
+
+
+def test_a_run_that_is_given_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("lot", "again"):
+        results.write_table(pd.DataFrame({"fingerprint": ["c0ffee"]}), tmp_path / f"{name}_runs.parquet", {})
+    with pytest.raises(SystemExit):
+        export.main(["--runs", str(tmp_path / "lot"), str(tmp_path / "again"), "--name", "lot", "--to", str(tmp_path)])
+    assert "has run c0ffee twice" in capsys.readouterr().err
