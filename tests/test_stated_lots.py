@@ -16,6 +16,7 @@ from analysis.export import thinned
 from analysis.ledger import instability_language
 from analysis.ledger.claim import NOT_RUN, judge
 from analysis.ledger.mxnorm_training import SENSITIVITY, WINDOW
+from analysis.ledger.page import note_of
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
 from analysis.ledger.tables import Tables
 from analysis.pages import stated_lots
@@ -207,6 +208,17 @@ def test_new_pairs_stand_in_for_the_two_of_older_code(tables: Path) -> None:
     export(paired_runs(0.12, 0.15), PAIRED, tables)
     assert {*verdicts(PAIRED).values()} == {REPRODUCED}
     assert all(one.units == 4 for one in stated_lots.judged(PAIRED))
+
+
+def test_a_seed_without_its_runs_at_high_rates_is_not_counted(tables: Path) -> None:
+    """A seed that was cut off at low rates would have its best rate there, and no divergence."""
+    runs = paired_runs(0.12, 0.15)
+    cut_off = (runs["config.seed"] == runs["config.seed"].max()) & (runs[RATE].astype(float) > 2.0**-9)
+    export(runs[~cut_off], PAIRED, tables)
+    claims = stated_lots.judged(PAIRED)
+    assert {one.units for one in claims} == {3}
+    assert all("without all runs: 1" in note_of(one) for one in claims)
+    assert {*verdicts(PAIRED).values()} == {NOT_RUN}
 
 
 @pytest.mark.parametrize("id", ["instability-lm-affine", "instability-lm-affine-rate"])

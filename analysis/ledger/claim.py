@@ -56,7 +56,8 @@ class Evidence:
     """What a judge found: effects, one per comparison, in numbers per `unit`, and what must be said beside them.
 
     `verdict` is set only if a rule that was stated before the runs has decided already, or if nothing can decide.
-    `here` is the scale. `others` counts the units that are left out because they are of other code.
+    `here` is the scale. `others` counts the units that are left out because they are of other code, `incomplete` those
+    that are left out because an arm lacks runs, such as those at some learning rates.
     """
 
     found: Sequence[Found]
@@ -65,6 +66,7 @@ class Evidence:
     verdict: str = ""
     here: str = ""
     others: int = 0
+    incomplete: int = 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -111,11 +111,12 @@ def effect(one: Judged) -> str:
 
 
 def note_of(one: Judged) -> str:
-    """Return what the judge says beside the numbers, and how many units are of other code."""
+    """Return what the judge says beside the numbers, and how many units are left out and why."""
     if one.evidence is None:
         return one.why
-    left = f"{one.evidence.unit} of other code: {one.evidence.others}" if one.evidence.others else ""
-    return "; ".join(filter(None, (one.evidence.note, left)))
+    counts = {"of other code": one.evidence.others, "without all runs": one.evidence.incomplete}
+    left = [f"{one.evidence.unit} {why}: {count}" for why, count in counts.items() if count]
+    return "; ".join(filter(None, (one.evidence.note, *left)))
 
 
 def of_one(found: Found, rate: float) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
@@ -22,12 +23,31 @@ from mxstudy.results import bin_edges
 PAIRS, RUNS = "pairs of seeds", "seeds"
 
 
-def arms_of(tables: Tables, names: Sequence[str], arms: Sequence[Arm], over: Sequence[str]) -> tuple[pd.DataFrame, int]:
-    """Return the runs of one code, and how many pairs or seeds it lacks that other code has.
+class Left(TypedDict):
+    """How many pairs or seeds are left out, because they are of other code or because they lack runs."""
 
-    Raises Missing if an arm has none, and Mixed if one holds several settings.
+    others: int
+    incomplete: int
+
+
+def arms_of(
+    tables: Tables, names: Sequence[str], arms: Sequence[Arm], over: Sequence[str]
+) -> tuple[pd.DataFrame, Left]:
+    """Return the runs of one code, and what is left out.
+
+    A seed counts with all of its arms' settings in the columns `over`, or not at all: without its runs at high rates it
+    would look as if none of them diverged. Raises Missing if an arm has no runs, and Mixed if one holds several
+    settings.
     """
-    return in_one_code(ended(tables.load("runs", *names)), arms, SEEDS, over)
+    own, others = in_one_code(ended(tables.load("runs", *names)), arms, SEEDS, over)
+    seeds = pd.MultiIndex.from_frame(own[[*SEEDS]])
+    whole = set(seeds)
+    for arm in arms:
+        settings = own[chosen(own, arm)].groupby([*SEEDS])[[*over]].apply(lambda rows: {*rows.itertuples(index=False)})
+        whole &= {seed for seed, has in settings.items() if has == set().union(*settings)}
+    if not whole:
+        raise Missing("no seed has all runs of an arm")
+    return own[seeds.isin(whole)], Left(others=others, incomplete=seeds.nunique() - len(whole))
 
 
 @dataclass(frozen=True)
@@ -53,8 +73,8 @@ class Difference:
         lost = [died(runs[part], self.column) for part in (ours, theirs)]
         note = "; ".join(f"{part.sum()} of {len(part)} died" for part in lost) if found.died[0] else ""
         if self.column == "spike_score" and not runs.loc[ours | theirs, "spikes"].any():
-            return Evidence([found], PAIRS, "no run spikes, so that scores measure noise", UNCLEAR, scale(runs), left)
-        return Evidence([found], PAIRS, note, here=scale(runs), others=left)
+            return Evidence([found], PAIRS, "no run spikes, so that scores measure noise", UNCLEAR, scale(runs), **left)
+        return Evidence([found], PAIRS, note, here=scale(runs), **left)
 
 
 @dataclass(frozen=True)
@@ -73,7 +93,7 @@ class Dies:
         units = [part.groupby([runs.loc[part.index, key] for key in SEEDS]).mean() for part in lost]
         note = "; ".join(f"{part.sum():.0f} of {len(part)} diverged" for part in lost)
         effect, unit = Effect(less(units), outcomes=tuple(lost)), PAIRS if self.baseline else RUNS
-        return Evidence([effect], unit, note, here=scale(runs), others=left)
+        return Evidence([effect], unit, note, here=scale(runs), **left)
 
 
 @dataclass(frozen=True)
@@ -92,7 +112,7 @@ class BestRate:
             losses = own["validation_loss"].astype(float).fillna(np.inf)
             lowest = own.loc[losses.groupby([own[key] for key in SEEDS]).idxmin()].set_index([*SEEDS])
             best.append(np.log2(lowest[RATE].astype(float)))
-        return Evidence([Effect(less(best))], PAIRS, here=scale(runs), others=left)
+        return Evidence([Effect(less(best))], PAIRS, here=scale(runs), **left)
 
 
 @dataclass(frozen=True)
@@ -113,7 +133,7 @@ class Probed:
         for arm in arms:
             measured = rows.merge(runs.loc[chosen(runs, arm), ["fingerprint", *SEEDS]])
             units.append(pd.Series({seeds: self.of(own) for seeds, own in measured.groupby([*SEEDS])}))
-        return Evidence([Effect(less(units))], PAIRS if self.baseline else RUNS, here=scale(runs), others=left)
+        return Evidence([Effect(less(units))], PAIRS if self.baseline else RUNS, here=scale(runs), **left)
 
 
 def farthest_from_one(rows: pd.DataFrame) -> float:
@@ -179,7 +199,7 @@ class Scores:
         points = 100 * less(units)
         if not len(points):
             raise Missing("no scores of an arm in these tables")
-        return Evidence([Effect(points)], PAIRS, here=scale(runs), others=left)
+        return Evidence([Effect(points)], PAIRS, here=scale(runs), **left)
 
 
 # --------------------------------------------------------------------------------------------- what cannot be done here
