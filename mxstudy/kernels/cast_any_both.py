@@ -9,12 +9,12 @@ from __future__ import annotations
 from torch import Tensor, library
 
 from mxstudy.kernels.cast_any import cast_any, tiles_of
-from mxstudy.kernels.operand_cast import WARPS, Groups, OperandCast, checked_cast, compiled_cast, incomplete_axis
+from mxstudy.kernels.operand_cast import Groups, OperandCast, checked_cast, compiled_cast, incomplete_axis
 from mxstudy.kernels.operators import BF16, BLOCK_SIZES, launch, power_of_two_in
 from mxstudy.kernels.packing import unpack
 from mxstudy.reader import require
 
-TILE_ELEMENTS = 8192
+TILE_ELEMENTS, WARPS = 4096, 8
 
 
 def has_both(cast: OperandCast) -> bool:

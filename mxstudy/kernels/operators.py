@@ -199,13 +199,14 @@ def tile_of(rows: int, columns: int, block_size: int, elements: int) -> Tile:
 def tile_of_gradient(rows: int, columns: int, *casts: CastConstants) -> Tile:
     """Return a tile for a kernel that computes much per number, rounds it to bf16, and casts it.
 
-    A warp of its own has all of a block, so that no thread waits for another; without casts a tile is wide.
+    A warp has as many numbers as a block of 32 x 32, so that few threads wait for others; without casts a tile is wide.
     """
     if not any(cast.row or cast.column for cast in casts):
         height = min(power_of_two_in(rows), 4)
         return Tile(height, min(power_of_two_in(columns), 1024 // height), warps=4)
     if casts[0].pairs and casts[0].block <= 32:
-        return Tile(min(power_of_two_in(rows), 32), min(power_of_two_in(columns), 32), warps=1)
+        width = min(power_of_two_in(columns), 64)
+        return Tile(min(power_of_two_in(rows), 32), width, warps=max(1, width // 32))
     return tile_of(rows, columns, casts[0].block, elements=2048)
 
 

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 import torch
 
-from mxstudy.compat.torch_compiler import keep_floats_constant, keep_roundings
+from mxstudy.compat.torch_compiler import build_dtype_rules_once, keep_floats_constant, keep_roundings
 from mxstudy.reader import ConfigError
 
 # Dense bf16 FLOP/s by the data sheets. For a GPU that is not listed here, no MFU is recorded.
@@ -73,6 +73,7 @@ def configure_torch(compile: bool = False, deterministic: bool = False) -> None:
         torch.compiler.reset()  # else code compiled for an earlier arm makes this arm's sizes dynamic
         keep_floats_constant()
         keep_roundings()
+        build_dtype_rules_once()
     keep_freed_memory()
 
 

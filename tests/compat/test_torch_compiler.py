@@ -12,7 +12,7 @@ import pytest
 import torch
 from each import each
 
-from mxstudy.compat.torch_compiler import constant, keep_roundings
+from mxstudy.compat.torch_compiler import build_dtype_rules_once, constant, keep_roundings
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.vector_ops import round_gain
 from mxstudy.train.runtime import configure_torch
@@ -31,6 +31,7 @@ def untouched() -> None:
     import torch._inductor.config as inductor
     import torch.compiler.config as compiler
     from torch._inductor.codegen.cpp import CppKernel
+    from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
     from torch._inductor.fx_passes import joint_graph
 
     handlers = [getattr(e, "handler", None) for entries in joint_graph.patterns.patterns.values() for e in entries]
@@ -41,6 +42,8 @@ def untouched() -> None:
     assert inductor.eager_numerics.division_rounding is False
     assert compiler.cache_key_tag == ""
     assert dynamo.specialize_float is False
+    rule, same_rule = (vars(DtypePropagationOpsHandler())["add"] for _ in range(2))
+    assert rule is not same_rule, "torch builds its table of dtype rules once by itself"
 
 
 @pytest.mark.slow
@@ -80,6 +83,20 @@ def test_round_trips_stay(name: str) -> None:
     eager, compiled = ROUND_TRIPS[name](x), torch.compile(ROUND_TRIPS[name])(x)
     torch.testing.assert_close(compiled, eager, rtol=0, atol=1e-6)
     torch.compiler.reset()
+
+
+@pytest.mark.integration
+def test_dtype_rules_are_built_once_and_again_for_a_new_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import utils
+    from torch._inductor.dtype_propagation import DtypePropagationOpsHandler as Handler
+
+    build_dtype_rules_once()
+    build_dtype_rules_once()
+    rule = vars(Handler())["add"]
+    assert vars(Handler())["add"] is rule
+    rules = utils.op_dtype_propagation_rules
+    monkeypatch.setitem(rules, "new_operation", rules["add"])
+    assert vars(Handler())["new_operation"].keywords == rule.keywords
 
 
 def test_a_constant_is_marked_as_torch_marks_it() -> None:

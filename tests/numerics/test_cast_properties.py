@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -187,10 +186,15 @@ def test_compiled_nan_blocks() -> None:
 
 @pytest.mark.slow
 def test_compiled_equals_eager() -> None:
-    """One graph has each format with each rule, and each rounding with each of both, on blocks of every kind."""
-    pairs = itertools.product(enumerate(ELEMENTS), enumerate(SCALE_RULES))
-    roundings = list(ROUNDINGS)
-    arms = [(fmt, rule, roundings[(i + j) % len(roundings)], j % 2) for (i, fmt), (j, rule) in pairs]
+    """One graph has each format, scale rule, rounding and axis, several times in different company."""
+    rules, roundings = list(SCALE_RULES), list(ROUNDINGS)
+    arms = [
+        (fmt, rules[(2 * i + j) % len(rules)], roundings[(i + j) % len(roundings)], j)
+        for i, fmt in enumerate(ELEMENTS)
+        for j in (0, 1)
+    ]
+    assert {rule for _, rule, _, _ in arms} == {*rules}
+    assert {rounding for _, _, rounding, _ in arms} == {*roundings}
     blocks = {fmt: torch.tensor(every_kind(fmt, 32, per_kind=32, seed=11)) for fmt in ELEMENTS}
 
     def casts(blocks: dict[str, torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
