@@ -243,5 +243,6 @@ def test_a_mixture_beside_a_dense_model_whose_step_varies(monkeypatch: pytest.Mo
     times = {"experts, bf16": (200.0, 20.0), "dense, bf16": (100.0, 25.0)}
     arms = [{"arm": arm, "step_ms": ms, "spread_ms": spread} for arm, (ms, spread) in times.items()]
     monkeypatch.setattr(marks, "benchmark", lambda _: {"rows": [one | {"mfu_over_dense": 0.5} for one in arms]})
-    assert mixtures.at_least("experts, bf16") == f"{0.5 * 0.75 / 1.1:.2f}"
-    assert mixtures.spreads() == "10 to 25 %"
+    shares = f"{0.5 * 0.75 / 1.1:.2f} to {0.5 * 1.25 / 0.9:.2f}"
+    assert mixtures.least_and_most_of_dense("experts, bf16") == shares
+    assert mixtures.spreads("experts") == "10 to 25 %"
