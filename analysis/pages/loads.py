@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.pages.language_models import pretrained
 from analysis.pages.marks import Parts, benchmark, frame, least_and_most, row, rows, share_of
-from mxstudy.results import markdown
+from mxstudy.results import markdown, plus_minus
 
 
 def batches() -> str:
@@ -131,7 +131,11 @@ LAUNCH: Parts = {
 }
 
 
-def probes() -> str:
+NEWER_PROBES, OLDER_PROBES = "probe_overhead_h100", "probe_overhead"  # of an H100 on a busy host, and of an H200
+EVERY_100, EVERY_STEP = "all but gradient_bias", "norm_output_rms"
+
+
+def probes(name: str) -> str:
     said = {"spike watch, ring of features": "outlier_features, their ring, the watch for spikes"}
     cells = [
         (
@@ -141,7 +145,7 @@ def probes() -> str:
             f"{one['extra_ms']:.1f} +- {one['extra_spread_ms']:.1f}",
             f"{100 * one['overhead']:.2g} %",
         )
-        for one in rows("probe_overhead")
+        for one in rows(name)
     ]
     columns = [
         *("probes", "every", "step without, ms"),
@@ -150,18 +154,20 @@ def probes() -> str:
     return markdown(columns, cells, left=["probes"])
 
 
-def overhead(probe: str) -> str:
-    return f"{100 * row('probe_overhead', probes=probe)['overhead']:.2g}"
-
-
-def overhead_of_rms() -> str:
-    one = row("probe_overhead", probes="norm_output_rms")
-    return f"{100 * one['overhead']:.1f} +- {100 * one['extra_spread_ms'] / one['step_ms']:.1f} %"
+def overhead(name: str, probe: str, form: str) -> str:
+    """Return a probe's share of the run with its spread, in percent: '1.3 +- 0.5 %'."""
+    one = row(name, probes=probe)
+    spread = one["extra_spread_ms"] / one["step_ms"] / one["every_steps"]
+    return f"{plus_minus(100 * one['overhead'], 100 * spread, form)} %"
 
 
 PROBES: Parts = {
-    "probes": probes,
-    "all": lambda: f"{overhead('all but gradient_bias')} %",
-    "rms": overhead_of_rms,
-    "rms, every 10": lambda: f"{10 * row('probe_overhead', probes='norm_output_rms')['overhead']:.2f} %",
+    "probes": partial(probes, NEWER_PROBES),
+    "probes, H200": partial(probes, OLDER_PROBES),
+    "all": partial(overhead, NEWER_PROBES, EVERY_100, ".2f"),
+    "all, H200": partial(overhead, OLDER_PROBES, EVERY_100, ".3f"),
+    "rms": partial(overhead, NEWER_PROBES, EVERY_STEP, ".1f"),
+    "rms, H200": partial(overhead, OLDER_PROBES, EVERY_STEP, ".1f"),
+    "rms, every 10, H200": lambda: f"{10 * row(OLDER_PROBES, probes=EVERY_STEP)['overhead']:.2f} %",
+    "spike watch": partial(overhead, NEWER_PROBES, "spike watch, ring of features", ".1f"),
 }
