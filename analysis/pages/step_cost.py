@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from analysis.pages.marks import Parts, benchmark, row, rows
 from analysis.pages.step_parts import left_over
-from analysis.pages.step_profile import MODELS, PROFILE, name_of
+from analysis.pages.step_profile import AGAIN, MODELS, PROFILE, name_of
 from mxstudy.results import markdown, plus_minus
 
 STEPS = {  # {arm of the benchmark: its name on the page}
@@ -28,7 +28,6 @@ STEPS = {  # {arm of the benchmark: its name on the page}
 }
 READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # readings of the GPU
 CASES = (("llama_1b", "H100"), ("llama_125m", "H100"), ("llama_1b", "H200"))
-AGAIN = "train_step_h100_llama_1b_again"
 RECOMPUTING = ("bf16, fused, recomputing MLPs", "mxfp8, rmsnorm, recomputing MLPs")
 
 
