@@ -88,10 +88,7 @@ def rows_of(
     calls |= others or {}
     moved = x.numel() * (x.element_size() + 2)
     times = {case: us.median for case, us in microseconds(calls, x, moved, budget_s * len(calls)).items()}
-    return [
-        {"tensor": name, "operand": case, "us": us, "tb_per_s": moved / us / 1e6, "over_copy": us / times["copy"]}
-        for case, us in times.items()
-    ]
+    return [{"tensor": name, "operand": case, "us": us, "over_copy": us / times["copy"]} for case, us in times.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

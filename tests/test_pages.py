@@ -47,6 +47,7 @@ SETTINGS = {  # numbers in a page's sentences that say how something was made or
     "learning_rate_window": ("0.22", "6,500", "7,000", "4,000"),
     "mxnorm_equivalence": ("2.93", "0.026"),
     "olmes": ("2,900",),
+    "parts": ("128,256", "32,000", "32,768", "2,048"),
     "shakespeare": ("1.47", "5,000"),
     "spike_proxy": ("30 %", "1,200", "0.4814", "0.4688"),
     "student_figures": ("1 %", "75 %", "0.875", "1,200", "4,800", "8,900", "2,000", "0.5"),
@@ -243,5 +244,14 @@ def test_a_mixture_beside_a_dense_model_whose_step_varies(monkeypatch: pytest.Mo
     times = {"experts, bf16": (200.0, 20.0), "dense, bf16": (100.0, 25.0)}
     arms = [{"arm": arm, "step_ms": ms, "spread_ms": spread} for arm, (ms, spread) in times.items()]
     monkeypatch.setattr(marks, "benchmark", lambda _: {"rows": [one | {"mfu_over_dense": 0.5} for one in arms]})
-    assert mixtures.at_least("experts, bf16") == f"{0.5 * 0.75 / 1.1:.2f}"
-    assert mixtures.spreads() == "10 to 25 %"
+    shares = f"{0.5 * 0.75 / 1.1:.2f} to {0.5 * 1.25 / 0.9:.2f}"
+    assert mixtures.least_and_most_of_dense("experts, bf16") == shares
+    assert mixtures.spreads("experts") == "10 to 25 %"
+
+
+def test_the_fastest_other_tile_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"inductor": 9.0, "ours": 4.0, "ours, 1 x 8 x 2": 3.0, "ours, 1 x 8 x 4": 5.0}
+    found = [{"part": "adamw", "by": by, "us": ms * 1e3, "ms_of_step": ms} for by, ms in times.items()]
+    monkeypatch.setattr(marks, "benchmark", lambda _: {"rows": found})
+    assert step_parts.other_tiles().splitlines()[2:] == ["| AdamW | 4.00 | 1 x 8 x 2 | 3.00 | 0.75 | 2 |"]
+    assert step_parts.tile_saves("adamw") == "1.0"

@@ -21,16 +21,18 @@ from analysis.pages.mixtures import MIXTURES
 from analysis.pages.pilot import DECISION
 from analysis.pages.reliability import CHECKPOINT, MIRROR, SOAK
 from analysis.pages.shakespeare import SHAKESPEARE
+from analysis.pages.side_by_side import SIDE_BY_SIDE
 from analysis.pages.spike_proxy import PROXY
 from analysis.pages.stated_lots import LR_PAIRED, RECIPE_23M
 from analysis.pages.step_cost import TRAIN_STEP
 from analysis.pages.step_parts import PARTS
 from analysis.pages.student_figures import STUDENT_FIGURES
 from analysis.pages.students import STUDENT_TEACHER
-from analysis.pages.training_speed import INGREDIENTS, SCALING
+from analysis.pages.training_speed import ALL_GATHER, INGREDIENTS, SCALING
 from analysis.pages.zero_shot import ZERO_SHOT
 
 PAGES: dict[str, Parts] = {
+    "all_gather": ALL_GATHER,
     "approximation": APPROXIMATION,
     "checkpoint": CHECKPOINT,
     "data": DATA,
@@ -51,6 +53,7 @@ PAGES: dict[str, Parts] = {
     "recipe_ingredients": INGREDIENTS,
     "scaling": SCALING,
     "shakespeare": SHAKESPEARE,
+    "side_by_side": SIDE_BY_SIDE,
     "soak": SOAK,
     "spike_proxy": PROXY,
     "student_figures": STUDENT_FIGURES,

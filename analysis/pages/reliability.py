@@ -124,7 +124,7 @@ SOAK: Parts = {
 # --------------------------------------------------------------------------------------------------- checksums
 
 LIMIT = 0.1
-SIZES = ("checkpoint_1_layer", "checkpoint")  # the second is the largest that fits
+SIZES = ("checkpoint_1_layer", "checkpoint", "checkpoint_llama_1b")  # the last is the whole model, on another machine
 
 
 def checksums() -> str:
@@ -148,16 +148,24 @@ def checksums() -> str:
 def added(name: str, what: str) -> str:
     """Return what checksums add, and whether one can tell.
 
-    One can tell if equal rounds differ by less than the limit.
+    One can tell if there are equal rounds, and these differ by less than the limit.
     """
     one = row(name, what=what)
+    if benchmark(name)["settings"]["rounds"] == 1:
+        return f"{100 * one['added']:+.0f} % (cannot tell: one round)"
     spread = one["without_median_s"] / one["without_s"] - 1
     noisy = f" (cannot tell: without them the median is {100 * spread:.0f} % above the fastest)"
     return f"{100 * one['added']:+.0f} %" + (noisy if spread > LIMIT else "")
 
 
-def settings(form: str) -> str:
-    return form.format(**benchmark("checkpoint")["settings"])
+def settings(name: str, form: str) -> str:
+    return form.format(**benchmark(name)["settings"])
+
+
+def of_a_save() -> str:
+    """Return the time of the checksums of a save of the whole model alone, and its share of the save without them."""
+    seconds = benchmark(SIZES[2])["settings"]["checksums_of_a_save_s"]
+    return f"{seconds:.2f} s, {100 * seconds / row(SIZES[2], what='save')['without_s']:.1f} %"
 
 
 CHECKPOINT: Parts = {
@@ -165,13 +173,24 @@ CHECKPOINT: Parts = {
     "save": partial(added, SIZES[0], "save"),
     "load": partial(added, SIZES[0], "load from disk"),
     "from memory": partial(added, SIZES[0], "load from memory"),
-    "save, larger": partial(added, SIZES[1], "save"),
-    "load, larger": partial(added, SIZES[1], "load from disk"),
+    **{
+        f"{said}, {size}": partial(added, name, what)
+        for size, name in (("larger", SIZES[1]), ("whole", SIZES[2]))
+        for said, what in (("save", "save"), ("load", "load from disk"))
+    },
+    "checksums of a save": of_a_save,
     "command, smaller": partial(command, SIZES[0]),
-    "size": lambda: settings("{layers} layers and {vocabulary:,} words, {gib:.1f} GiB"),
-    "peak": lambda: settings("{peak_gib:.1f} GiB"),
-    "memory of the machine": lambda: settings("{memory_gib:.0f} GiB"),
-    "load average": lambda: settings("{load_average:.0f}"),
-    "rounds": lambda: settings("{rounds}"),
+    "size": partial(settings, SIZES[1], "{layers} layers and {vocabulary:,} words, {gib:.1f} GiB"),
+    "peak": partial(settings, SIZES[1], "{peak_gib:.1f} GiB"),
+    "memory of the machine": partial(settings, SIZES[1], "{memory_gib:.0f} GiB"),
+    "load average": partial(settings, SIZES[1], "{load_average:.0f}"),
+    "rounds": partial(settings, SIZES[1], "{rounds}"),
+    "size, whole": partial(settings, SIZES[2], "{layers} layers and {vocabulary:,} words, {gib:.1f} GiB"),
+    "peak, whole": partial(settings, SIZES[2], "{peak_gib:.0f} GiB"),
+    "memory of its machine": partial(settings, SIZES[2], "{memory_gib:.0f} GiB"),
+    "load average, whole": partial(settings, SIZES[2], "{load_average:.0f}"),
+    "cores, whole": partial(cores, SIZES[2]),
+    "commit, whole": partial(commit, SIZES[2]),
+    "command, whole": partial(command, SIZES[2]),
     **origin("checkpoint"),
 }

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from analysis.pages.marks import Parts, benchmark, row, rows
 from analysis.pages.step_parts import left_over
-from analysis.pages.step_profile import MODELS, PROFILE, name_of
+from analysis.pages.step_profile import AGAIN, MODELS, PROFILE, name_of
 from mxstudy.results import markdown, plus_minus
 
 STEPS = {  # {arm of the benchmark: its name on the page}
@@ -48,9 +48,11 @@ class Limit(NamedTuple):
         """Return the value, with its spread where it has one, or '-' if it was not measured on this GPU."""
         if (self.model, gpu) not in CASES or self.arm not in {one["arm"] for one in rows(name_of(self.model, gpu))}:
             return "-"
-        if self.column == "peak_gib":
-            return f"{self.value(gpu):.1f}"
-        return of_arm(self.model, gpu, self.arm, self.column)
+        return value_of(name_of(self.model, gpu), self.arm, self.column)
+
+    @property
+    def limit_said(self) -> str:
+        return f"at {'least' if self.at_least else 'most'} {self.limit:g}"
 
     def is_met(self) -> bool:
         value = self.value("H100")
@@ -80,7 +82,7 @@ def limits() -> str:
     cells = [
         (
             one.said,
-            f"at {'least' if one.at_least else 'most'} {one.limit:g}",
+            one.limit_said,
             one.measured("H100"),
             one.measured("H200"),
             "yes" if one.is_met() else "no",
@@ -122,10 +124,37 @@ def reading(one: Mapping[str, Any], name: str) -> str:
 
 
 def of_arm(model: str, gpu: str, arm: str, column: str) -> str:
-    """Return a value of an arm. One with a spread has it beside it."""
-    one = row(name_of(model, gpu), arm=arm)
-    spread = one.get(f"{column}_spread")
-    return f"{one[column]:.3f}" if spread is None else plus_minus(one[column], spread, ".3f")
+    return value_of(name_of(model, gpu), arm, column)
+
+
+def value_of(name: str, arm: str, column: str) -> str:
+    """Return a value of an arm from a benchmark's JSON. One with a spread has it beside it."""
+    one = row(name, arm=arm)
+    form, spread = ".1f" if column == "peak_gib" else ".3f", one.get(f"{column}_spread")
+    return f"{one[column]:{form}}" if spread is None else plus_minus(one[column], spread, form)
+
+
+def measured_again() -> str:
+    """Return the table of llama_1b's limits, and of NVFP4, as measured before and with a newer commit."""
+    limited = [(one.said, one.limit_said, one.arm, one.column) for one in LIMITS if one.model == "llama_1b"]
+    without = [(f"{STEPS[arm]}, over MXFP8", "-", arm, "over_mxfp8") for arm in ("nvfp4, rmsnorm", NO_RANDOM)]
+    names = (name_of("llama_1b", "H100"), AGAIN)
+    cells = [
+        (said, limit, *(value_of(name, arm, column) for name in names))
+        for said, limit, arm, column in limited + without
+    ]
+    columns = [
+        "llama_1b on an H100",
+        "limit",
+        *(f"commit {benchmark(name)['provenance']['commit'][:7]}" for name in names),
+    ]
+    return markdown(columns, cells, left=columns[:2])
+
+
+def shorter_again(arm: str) -> str:
+    """Return by how much an arm's step is shorter with the newer commit, in percent."""
+    before, after = (row(name, arm=arm)["step_ms"] for name in (name_of("llama_1b", "H100"), AGAIN))
+    return f"{100 * (1 - after / before):.1f} %"
 
 
 def over_inductor() -> str:
@@ -167,10 +196,18 @@ SAID = {  # {name of a part: model, GPU, arm, column}
     },
     "memory of MXFP8, llama_1b": ("llama_1b", "H100", "mxfp8, rmsnorm", "peak_over_bf16"),
 }
+SAID_AGAIN = {
+    "MXFP8": (MXFP8, "over_bf16"),
+    "MFU": (BF16, "mfu"),
+    "NVFP4 without random parts": (NO_RANDOM, "over_mxfp8"),
+}
 TRAIN_STEP: Parts = {
     "limits": limits,
     **{f"{model} on an {gpu}": partial(step_of, model, gpu) for model, gpu in CASES},
     **{name: partial(of_arm, *where) for name, where in SAID.items()},
+    "measured again": measured_again,
+    **{f"again, {said}": partial(value_of, AGAIN, *where) for said, where in SAID_AGAIN.items()},
+    "again, shorter": partial(shorter_again, BF16),
     "torchao over bf16 as PyTorch compiles it": over_inductor,
     "MLPs recomputed": recomputed,
     "saved": left_over,

@@ -1,11 +1,16 @@
-"""Make the parts of the page about what a training step does beside its GEMMs, from the JSON of benchmarks.parts."""
+"""Make the parts of the page about what a training step does beside its GEMMs, from the JSON of benchmarks.parts.
+
+The casts alone are from that of benchmarks.operands.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-from analysis.pages.marks import Parts, benchmark, rows
-from analysis.pages.step_profile import MODELS, ms_of, name_of, step_ms
+from analysis.pages.head_loss import HEAD_LOSS
+from analysis.pages.marks import Parts, benchmark, row, rows
+from analysis.pages.step_profile import AGAIN, BF16, MODELS, groups_ms, ms_of, name_of, step_ms
 from mxstudy.results import markdown
 
 SAID = {  # {part of the benchmark: its name on the page, and the least share of a copy's rate that was wanted}
@@ -34,7 +39,7 @@ VOCABULARY = 128256  # of conf/model/llama_1b.yaml
 
 def table() -> str:
     cells = []
-    for one in rows("parts"):
+    for one in (one for one in rows("parts") if one["by"] in BY):
         said, least = SAID[one["part"]]
         is_ours = one["by"] in OURS
         cells.append(
@@ -55,6 +60,73 @@ def table() -> str:
 def ours(part: str) -> dict[str, float]:
     (found,) = (one for one in rows("parts") if one["part"] == part and one["by"] in OURS)
     return dict(found)
+
+
+OTHER_TILE = "ours, "  # what the makers of our kernels with other tiles begin with
+
+
+def other_tiles() -> str:
+    """Return the table of our kernels with their tile and with the fastest other one that was tried."""
+    cells = []
+    for part, (said, _) in SAID.items():
+        if others := tiles_of(part):
+            best, own = fastest(others), ours(part)
+            cells.append(
+                (
+                    said,
+                    f"{own['ms_of_step']:.2f}",
+                    best["by"].removeprefix(OTHER_TILE),
+                    f"{best['ms_of_step']:.2f}",
+                    f"{best['us'] / own['us']:.2f}",
+                    len(others),
+                )
+            )
+    columns = ["part of a step of llama_1b", "our tile, ms", "fastest other", "ms", "over ours", "others tried"]
+    return markdown(columns, cells, left=columns[:1])
+
+
+def tile_saves(part: str) -> str:
+    """Return how many ms of a step the fastest other tile of a part saves."""
+    return f"{ours(part)['ms_of_step'] - fastest(tiles_of(part))['ms_of_step']:.1f}"
+
+
+def tiles_of(part: str) -> list[dict[str, Any]]:
+    """Return the rows of a part by our kernel with other tiles."""
+    return [one for one in rows("parts") if one["part"] == part and one["by"].startswith(OTHER_TILE)]
+
+
+def fastest(found: list[dict[str, Any]]) -> dict[str, Any]:
+    return min(found, key=lambda one: float(one["us"]))
+
+
+CAST_TILES = "NVFP4, both, "  # what the operands of other tiles begin with
+
+
+def casts() -> str:
+    """Return the table of casts beside a copy, with the fastest of the other tiles that make both of NVFP4's."""
+    found = [one for one in rows("operands") if not one["operand"].startswith(CAST_TILES)]
+    place = next(i for i, one in enumerate(found) if one["operand"] == "NVFP4, both")
+    found.insert(place + 1, fastest(tiles_of_both()))
+    cells = [
+        (
+            one["tensor"],
+            one["operand"],
+            f"{one['us']:.0f}",
+            "1" if one["operand"] == "copy" else f"{one['over_copy']:.2f}",
+        )
+        for one in found
+    ]
+    columns = ["tensor", "operand", "us", "over the copy"]
+    return markdown(columns, cells, left=columns[:2])
+
+
+def tiles_of_both() -> list[dict[str, Any]]:
+    """Return the rows of the other tiles of the kernel that makes both of NVFP4's operands."""
+    return [one for one in rows("operands") if one["operand"].startswith(CAST_TILES)]
+
+
+def both_over_ours() -> str:
+    return f"{fastest(tiles_of_both())['us'] / row('operands', operand='NVFP4, both')['us']:.2f}"
 
 
 def share(part: str) -> str:
@@ -139,6 +211,17 @@ PARTS: Parts = {
     "embedding's GB in truth": embedding_gb,
     "embedding at least": embedding_least_ms,
     "cross-entropy": lambda: f"{ms_of('llama_1b', 'bf16, fused')['cross-entropy']:.2f}",
+    "cross-entropy alone": lambda: f"{ours('cross-entropy')['ms_of_step']:.2f}",
+    "share of cross-entropy": partial(share, "cross-entropy"),
+    "cross-entropy, compiled": lambda: f"{row('parts', part='cross-entropy', by='inductor')['ms_of_step']:.2f}",
+    "tiles": other_tiles,
+    "tile of SwiGLU saves": partial(tile_saves, "swiglu backward, both casts"),
+    "casts": casts,
+    "both over ours": both_over_ours,
+    "tiles of both": lambda: f"{len(tiles_of_both())}",
+    "cross-entropy, newer": lambda: f"{groups_ms(AGAIN, BF16)['cross-entropy']:.2f}",
+    "both": lambda: f"{row('operands', operand='NVFP4, both')['over_copy']:.2f}",
+    **HEAD_LOSS,
     "cross-entropy in two passes": lambda: f"{logits_rate(2):.2f}",
     "cross-entropy in three passes": lambda: f"{logits_rate(3):.2f}",
 }

@@ -47,6 +47,9 @@ class Model(NamedTuple):
 MODELS = {"llama_1b": Model(16, 2048, 0.57), "llama_125m": Model(8, 1024, 0.52)}
 
 
+AGAIN = "train_step_h100_llama_1b_again"  # llama_1b with a newer commit
+
+
 def name_of(model: str, gpu: str) -> str:
     return f"train_step_{gpu.lower()}_{model}"
 
@@ -57,7 +60,11 @@ def group_of(kernel: str) -> str:
 
 def ms_of(model: str, arm: str) -> dict[str, float]:
     """Return the milliseconds of each group of kernels in a step on an H100."""
-    *longest, whole = benchmark(name_of(model, "H100"))["settings"]["kernels"][arm]
+    return groups_ms(name_of(model, "H100"), arm)
+
+
+def groups_ms(name: str, arm: str) -> dict[str, float]:
+    *longest, whole = benchmark(name)["settings"]["kernels"][arm]
     found = dict.fromkeys((*GROUPS, REST), 0.0)
     for one in longest:
         found[group_of(one["kernel"])] += one["ms"]

@@ -1,4 +1,4 @@
-"""Make the parts of the pages about a recipe's ingredients and about several GPUs, from the JSON of benchmarks."""
+"""Make the parts of the pages about a recipe's ingredients and several GPUs, from the JSON of benchmarks."""
 
 from __future__ import annotations
 
@@ -201,4 +201,51 @@ SCALING: Parts = {
     "parameters": lambda: f"{case(HERE, 'mxfp8', 8, 'llama_8b')['parameters'] / 1e9:.2f} billion",
     "seconds to build": lambda: f"{case(HERE, 'mxfp8', 8, 'llama_8b')['build_s']:.0f} s",
     "llama_8b on four": partial(of_8b, THERE, 4),
+}
+
+
+GATHERED = {"compute": "bf16", "mx": "MX codes and scales"}  # {train.all_gather: its name on the page}
+
+
+def gathering() -> str:
+    cells = [
+        (
+            GATHERED[one["all_gather"]],
+            f"{one['forward_bytes_a_parameter']:.2f}",
+            f"{one['backward_bytes_a_parameter']:.2f}",
+            f"{one['forward_bytes'] / 1e9:.2f}",
+            gathered_ms(one["all_gather"]),
+            f"{one['peak_gib']:.1f}",
+            f"{one['loss']:.4f}",
+        )
+        for one in rows("all_gather")
+    ]
+    columns = ["weights gathered as", "bytes a parameter, forward", "backward", "GB a direction"]
+    columns += ["step, ms, +- half the quartiles' range", "peak a GPU, GiB", "loss after all steps"]
+    return markdown(columns, cells, left=columns[:1])
+
+
+def gathered_ms(how: str) -> str:
+    one = row("all_gather", all_gather=how)
+    return plus_minus(one["step_ms"], one["spread_ms"], ".1f")
+
+
+def longer() -> str:
+    """Return how much longer a step with weights gathered in MX is, in percent."""
+    bf16, mx = (row("all_gather", all_gather=how)["step_ms"] for how in GATHERED)
+    return f"{100 * (mx / bf16 - 1):.0f} %"
+
+
+def gathered_bytes(how: str) -> str:
+    """Return the bytes a parameter, which are the same in both directions."""
+    one = row("all_gather", all_gather=how)
+    (found,) = {f"{one[f'{direction}_bytes_a_parameter']:.2f}" for direction in ("forward", "backward")}
+    return found
+
+
+ALL_GATHER: Parts = {
+    "cases": gathering,
+    "longer": longer,
+    **{f"bytes, {how}": partial(gathered_bytes, how) for how in GATHERED},
+    **{f"step, {how}": partial(gathered_ms, how) for how in GATHERED},
 }

@@ -114,15 +114,18 @@ def test_the_absmax_meets_only_at_the_end_of_a_tile(tmp_path: Path) -> None:
 
 
 def test_two_casts_in_one_kernel_need_no_more_than_the_larger_of_them(tmp_path: Path) -> None:
-    """No thread waits for another between the casts, and each moves vectors as it does alone."""
+    """No thread waits for another between the casts. The one along the rows moves vectors.
+
+    A thread reads the column of its other cast number by number: with tiles in which it would move vectors there, too,
+    the kernel takes 1.19 times as long on an H100.
+    """
     variants = [(pack(NVFP4), "both"), (pack(replace(NVFP4, axis=-2)), "cast")]
     both, column = ahead("ahead_cast_any.py", variants, tmp_path)
     assert both["STACK"] == 0
     assert both["REG"] <= column["REG"]
     assert not any(word in both["ptx"] for word in ("st.shared", "bar.sync"))
     for moved in (r"ld\.global\S*\.", r"st\.global\S*\."):
-        assert all(re.search(moved + vector, both["ptx"]) for vector in (r"v4\.b32", r"v2\.b32"))
-        assert not re.search(moved + r"b16", both["ptx"])
+        assert re.search(moved + r"v4\.b32", both["ptx"])
 
 
 def test_norm_codes_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> None:
@@ -137,13 +140,15 @@ def test_norm_codes_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -
         assert ("min.s16x2.relu" in found["ptx"]) == (fmt == "E2M1")
 
 
-def test_gradients_of_swiglu_and_of_heads_have_threads_that_wait_for_no_other(tmp_path: Path) -> None:
+def test_gradients_of_swiglu_and_of_heads_stay_in_registers_and_wait_for_no_other_thread(tmp_path: Path) -> None:
+    """Two warps of SwiGLU's gradient with casts wait for each other: on an H100 they take 0.89 of one's time."""
     most = {("swiglu", True): 192, ("swiglu", False): 48, ("heads", True): 240, ("heads", False): 128}  # registers
     variants = [(what, *c) for what in ("swiglu", "heads") for c in (("E4M3", "E4M3"), (None, "unread"))]
     for (what, row, _), found in zip(variants, ahead("ahead_gradients.py", variants, tmp_path), strict=True):
         assert found["STACK"] == 0
         assert found["REG"] <= most[what, bool(row)]
-        assert not any(word in found["ptx"] for word in ("bar.sync", "st.shared", "div."))
+        assert "div." not in found["ptx"]
+        assert any(word in found["ptx"] for word in ("bar.sync", "st.shared")) == (what == "swiglu" and bool(row))
         assert ("fma.rn.bf16x2" in found["ptx"]) == bool(row)
         assert "cvt.rn.satfinite" not in found["ptx"]
         assert all(moved.endswith(".v4.b32") for moved in re.findall(r"(?:ld|st)\.global\S*", found["ptx"]))

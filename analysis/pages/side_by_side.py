@@ -1,0 +1,68 @@
+"""Make the parts of the page about several trainings on one GPU, from the JSON of benchmarks.side_by_side."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from analysis.pages.marks import Parts, frame, least_and_most, rows, share_of
+from analysis.pages.step_cost import reading
+from mxstudy.results import markdown
+
+SAID = {"slices": "time slices", "mps": "MPS"}
+
+
+def turns() -> str:
+    cells = [
+        (
+            SAID[one["sharing"]],
+            one["runs"],
+            millions(one["tokens_per_s"]),
+            f"{millions(one['least_of_one'])} .. {millions(one['most_of_one'])}",
+            "yes" if one["same_bits"] else "no",
+            reading(one, "sm_mhz"),
+            reading(one, "power_w"),
+        )
+        for one in rows("side_by_side")
+    ]
+    columns = ["sharing", "processes", "million tokens/s, all together", "of one, least .. most", "same bits"]
+    columns += ["SM clock, MHz, least / median / largest", "power, W, least / median / largest"]
+    return markdown(columns, cells, left=columns[:1])
+
+
+def millions(rate: float) -> str:
+    return f"{rate / 1e6:.3f}"
+
+
+def best() -> dict[str, Any]:
+    return max(rows("side_by_side"), key=lambda one: float(one["tokens_per_s"]))
+
+
+def alone() -> pd.Series:
+    """Return the tokens/s of one process, as measured each way."""
+    return frame("side_by_side").query("runs == 1")["tokens_per_s"]
+
+
+def of_several(sharing: str, column: str) -> pd.Series:
+    """Return a column of the turns of several processes."""
+    return frame("side_by_side").query("sharing == @sharing and runs > 1")[column]
+
+
+def clock(sharing: str) -> str:
+    """Return the median SM clocks of the turns of several processes: the least and the most."""
+    return least_and_most(of_several(sharing, "sm_mhz_median"), ".0f")
+
+
+SIDE_BY_SIDE: Parts = {
+    "turns": turns,
+    "best": lambda: millions(best()["tokens_per_s"]),
+    "alone": lambda: least_and_most(alone() / 1e6, ".3f"),
+    "best over one": lambda: least_and_most(best()["tokens_per_s"] / alone(), ".2f"),
+    "alone apart": lambda: f"{100 * (alone().max() / alone().min() - 1):.0f} %",
+    "several in time slices": lambda: least_and_most(of_several("slices", "tokens_per_s") / 1e6, ".3f"),
+    "power": lambda: least_and_most(frame("side_by_side")["power_w_median"], ".0f"),
+    **{f"clock of several, {sharing}": partial(clock, sharing) for sharing in SAID},
+    "same bits": lambda: share_of(frame("side_by_side")["same_bits"]),
+}
