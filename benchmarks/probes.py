@@ -53,7 +53,7 @@ class Due:
 
 ALL_BUT_GRADIENT_BIAS = tuple(name for name in PROBES if name != "gradient_bias")
 SETS = {
-    "norm_output_rms": Due(("norm_output_rms",), 1, limit=0.03),
+    "norm_output_rms": Due(("norm_output_rms",), 1, limit=0.015),
     "all but gradient_bias": Due(ALL_BUT_GRADIENT_BIAS, 100, limit=0.01),
     "gradient_bias": Due(("gradient_bias",), 500),
     "spike watch, ring of features": Due(("outlier_features",), 1, spikes=True),
