@@ -5,9 +5,10 @@ other, in eager mode, because the host waits for each. dense: the same depth, wi
 large as the experts that a token is sent to, shared ones included, so that its active parameters are those of the
 mixture without the router. The tokens are random, and so is the router: loads are near balance, as training keeps them.
 
-mfu_over_dense is the arm's MFU divided by that of the dense model in the same precision and the same run.
+mfu_over_dense is the arm's MFU divided by that of the dense model in the same precision and the same run. --profile
+adds the time of a step's kernels (kernels_ms) but for loops: where it is far below step_ms, the GPU waits for the host.
 
-python -m benchmarks.experts [--model moe_200m] [--batch 16] [--json PATH]
+python -m benchmarks.experts [--model moe_200m] [--batch 16] [--profile] [--json PATH]
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 
 from benchmarks.gpu_log import shown
 from benchmarks.report import measured, options_of, show, training_options
-from benchmarks.train_step import MXNORM, RMSNORM, Arm, Case, measure
+from benchmarks.train_step import MXNORM, PROFILED, RMSNORM, Arm, Case, measure, shown_kernels
 from benchmarks.training import MODELS, build, model_of
 from mxstudy import config
 from mxstudy.train.loop import TrainingRun
@@ -82,15 +83,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sequence", type=int, default=4096)
     parser.add_argument("--seconds", type=float, default=10.0, help="time per arm")
     training_options(parser)
+    parser.add_argument("--profile", action="store_true", help=PROFILED)
     chosen = parser.parse_args(arguments)
     case = Case(model_of(chosen.model), chosen.batch, chosen.sequence, not chosen.eager, chosen.device)
     configure_torch(case.compile)
     torch._dynamo.config.recompile_limit = 8 * len(CONTENDERS)  # all arms share the same code objects
     torch._dynamo.config.automatic_dynamic_shapes = False  # otherwise sizes that differ between arms become dynamic
-    rows = rows_of({name: build_contender(case, one) for name, one in CONTENDERS.items()}, chosen.seconds)
+    runs = {name: build_contender(case, one) for name, one in CONTENDERS.items()}
+    rows = rows_of(runs, chosen.seconds)
+    profiled = {name: run for name, run in runs.items() if chosen.profile and not CONTENDERS[name].is_loop}
+    kernels = shown_kernels(profiled)
+    for row in rows:
+        row["kernels_ms"] = kernels[row["arm"]][-1]["ms"] if row["arm"] in kernels else None
     show([shown(row) for row in rows])
     sizes = {"model": chosen.model, "batch": chosen.batch, "sequence": chosen.sequence, "compile": not chosen.eager}
-    measured(rows, chosen.json, **sizes)
+    measured(rows, chosen.json, **sizes, **({"kernels": kernels} if kernels else {}))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ WARMUP_ROUNDS = 3  # the first compiles
 STEPS_A_ROUND = 4  # the host launches one behind the other, as in a training
 RECOMPUTED = 7 / 16  # of the blocks; by arithmetic, llama_1b then needs 39 GiB in MXFP8, and in bf16 with 6 / 16
 LONGEST = 30  # kernels of a step that --profile lists
+PROFILED = "also show each arm's longest kernels of a step"
 BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that fit on a GPU with 141 GB
 
 
@@ -281,6 +282,15 @@ def kernels_of(run: TrainingRun) -> list[dict[str, Any]]:
     ] + [{"kernel": "all", "calls": sum(e.count for _, e in times), "ms": total / 1e3, "share": 1.0}]
 
 
+def shown_kernels(runs: dict[str, TrainingRun]) -> dict[str, list[dict[str, Any]]]:
+    """Print and return the device time of a step of each arm, by kernel."""
+    kernels = {name: kernels_of(run) for name, run in runs.items()}
+    for name, table in kernels.items():
+        print(f"\n{name}")
+        show(table)
+    return kernels
+
+
 def case_of(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Case:
     """Return the case that the options choose."""
     model = model_of(chosen.model)
@@ -306,7 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--recompute-mlp", type=int, metavar="N", help=what)
     parser.add_argument("--seconds", type=float, default=10.0, help="time per arm")
     training_options(parser)
-    parser.add_argument("--profile", action="store_true", help="also show each arm's longest kernels of a step")
+    parser.add_argument("--profile", action="store_true", help=PROFILED)
     chosen = parser.parse_args(arguments)
     case = case_of(parser, chosen)
     runs = build(case, list(dict.fromkeys([BASELINE, *chosen.arms])))
@@ -315,10 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokens = case.batch_size * case.sequence_length
     floor = 1 + more_bytes(case.model, tokens) / copied_per_s / (rows[0]["step_ms"] / 1e3)
     print(f"floor of mxfp8 over bf16, from the extra bytes at {copied_per_s / 1e12:.3f} TB/s: {floor:.4f}")
-    kernels = {name: kernels_of(run) for name, run in runs.items()} if chosen.profile else {}
-    for name, table in kernels.items():
-        print(f"\n{name}")
-        show(table)
+    kernels = shown_kernels(runs) if chosen.profile else {}
     show([shown(row) for row in rows])
     sizes = {
         "baseline": BASELINE,

@@ -176,13 +176,18 @@ def test_nvfp4_is_compared_with_mxfp8_in_one_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_experts(tmp_path: Path) -> None:
     small = ["--model", "moe_tiny", "--batch", "1", "--sequence", "64", "--seconds", "0", "--eager", "--device", "cpu"]
-    experts.main([*small, "--json", str(tmp_path / "experts.json")])
-    rows = {row["arm"]: row for row in json.loads((tmp_path / "experts.json").read_text())["rows"]}
+    experts.main([*small, "--profile", "--json", str(tmp_path / "experts.json")])
+    content = json.loads((tmp_path / "experts.json").read_text())
+    rows = {row["arm"]: row for row in content["rows"]}
+    assert content["settings"]["kernels"].keys() == {
+        name for name, one in experts.CONTENDERS.items() if not one.is_loop
+    }
     assert rows.keys() == experts.CONTENDERS.keys()
     assert rows["dense, mxfp8"]["mfu_over_dense"] == 1
     for row in rows.values():
         assert row["active_over_dense"] == pytest.approx(1, abs=0.05)
         assert row["mfu_over_dense"] > 0
+        assert (row["kernels_ms"] is None) == experts.CONTENDERS[row["arm"]].is_loop
 
 
 def test_operands(tmp_path: Path) -> None:
