@@ -24,7 +24,7 @@ from analysis.command import Parser, command
 from mxstudy import results
 
 CURVES = ("metrics", "fork_metrics")
-Tables: TypeAlias = dict[str, tuple[pd.DataFrame, dict[str, Any]]]  # rows and provenance of each kind of table
+ByKind: TypeAlias = dict[str, tuple[pd.DataFrame, dict[str, Any]]]  # rows and provenance of each kind of table
 RUN = ("fingerprint", "replica", "fork")  # columns that tell one curve from another
 
 
@@ -81,23 +81,20 @@ def tables_of(paths: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame, dict[st
     exported = [path for path in paths if of_prefix(Path(path))]
     folders = [path for path in paths if path not in exported]
     sources = [read_prefix(path) for path in exported] + ([read_folders(folders)] if folders else [])
-    runs = [set(tables["runs"][0]["fingerprint"]) for tables in sources]
-    for first, second in combinations(runs, 2):
-        if twice := sorted(first & second):
-            raise results.ConfigError(
-                f"--runs: has run {twice[0]} twice, and {len(twice) - 1} others; give each run once"
-            )
+    for first, second in combinations(sources, 2):
+        if twice := sorted({*first["runs"][0]["fingerprint"]} & {*second["runs"][0]["fingerprint"]}):
+            raise results.ConfigError(f"--runs: {len(twice)} runs are given twice, such as {twice[0]}; give each once")
     for kind in dict.fromkeys(kind for tables in sources for kind in tables):
         found = [tables[kind] for tables in sources if kind in tables]
         filled = [rows for rows, _ in found if len(rows)]
         yield kind, pd.concat(filled, ignore_index=True) if filled else found[0][0], found[0][1]
 
 
-def read_prefix(path: str) -> Tables:
+def read_prefix(path: str) -> ByKind:
     return {kind: results.read_table(table) for kind, table in of_prefix(Path(path)).items()}
 
 
-def read_folders(paths: Sequence[str]) -> Tables:
+def read_folders(paths: Sequence[str]) -> ByKind:
     folders = results.folders_of(paths)
     provenance = folders[0].provenance()
     left = [name for name in results.table_names(folders) if not name.startswith(results.SAMPLES)]

@@ -90,4 +90,4 @@ def test_a_run_that_is_given_twice_is_refused(tmp_path: Path, capsys: pytest.Cap
         results.write_table(pd.DataFrame({"fingerprint": ["c0ffee"]}), tmp_path / f"{name}_runs.parquet", {})
     with pytest.raises(SystemExit):
         export.main(["--runs", str(tmp_path / "lot"), str(tmp_path / "again"), "--name", "lot", "--to", str(tmp_path)])
-    assert "has run c0ffee twice" in capsys.readouterr().err
+    assert "1 runs are given twice, such as c0ffee" in capsys.readouterr().err

@@ -41,13 +41,17 @@ def arms_of(
     """
     own, others = in_one_code(ended(tables.load("runs", *names)), arms, SEEDS, over)
     seeds = pd.MultiIndex.from_frame(own[[*SEEDS]])
-    whole = set(seeds)
-    for arm in arms:
-        settings = own[chosen(own, arm)].groupby([*SEEDS])[[*over]].apply(lambda rows: {*rows.itertuples(index=False)})
-        whole &= {seed for seed, has in settings.items() if has == set().union(*settings)}
+    whole = set.intersection(*(whole_seeds(own[chosen(own, arm)], over) for arm in arms))
     if not whole:
         raise Missing("no seed has all runs of an arm")
     return own[seeds.isin(whole)], Left(others=others, incomplete=seeds.nunique() - len(whole))
+
+
+def whole_seeds(runs: pd.DataFrame, over: Sequence[str]) -> set[tuple[int, ...]]:
+    """Return the seeds with which an arm has all settings in the columns `over` that it has with any seed."""
+    settings = runs[[*over]].astype(str).agg(tuple, axis=1) if over else pd.Series("", runs.index)
+    by_seed = settings.groupby([runs[key] for key in SEEDS]).nunique()
+    return set(by_seed.index[by_seed == settings.nunique()])
 
 
 @dataclass(frozen=True)
