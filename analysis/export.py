@@ -123,15 +123,17 @@ def of_prefix(prefix: Path) -> dict[str, Path]:
 def thinned(frame: pd.DataFrame, kind: str, every_steps: int) -> pd.DataFrame:
     """Return what the kind's rule keeps of a table.
 
-    A curve keeps one of every `every_steps` steps, and the last.
+    A curve keeps one of every `every_steps` steps, and the last. Those of a fork are counted from its first, so that
+    curves of forks have the same steps since the fork.
     """
     rule = RULES.get(kind, Rule())
     if rule.without:
         frame = frame.drop(columns=frame.filter(regex=rule.without).columns)
     if rule.last or (kind in CURVES and every_steps > 1):
-        last = frame.groupby([key for key in RUN if key in frame], dropna=False)["step"].transform("max")
-        kept = frame["step"] == last
-        frame = frame[kept if rule.last else kept | (frame["step"] % every_steps == 0)]
+        steps = frame.groupby([key for key in RUN if key in frame], dropna=False)["step"]
+        kept = frame["step"] == steps.transform("max")
+        since = frame["step"] - (steps.transform("min") if kind == "fork_metrics" else 0)
+        frame = frame[kept if rule.last else kept | (since % every_steps == 0)]
     if rule.single:
         frame = frame.astype(dict.fromkeys(frame.select_dtypes("float64").columns, "float32"))
     return frame.reset_index(drop=True)

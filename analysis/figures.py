@@ -133,7 +133,7 @@ FIGURES = (
         ("runs", "forks", "fork_metrics"),
         "python -m mxstudy +sweep=overflow && python -m mxstudy +sweep=interventions parent=FINGERPRINT,FINGERPRINT",
         "runs/interventions",
-        "interventions",
+        "interventions_2",
     ),
     Figure(
         "instability_fig05_gradient_bias",

@@ -27,6 +27,12 @@ def test_a_curve_keeps_some_steps_and_the_last_in_single_precision() -> None:
     pd.testing.assert_frame_equal(export.thinned(kept, "metrics", 20), kept)  # a second time changes nothing
 
 
+def test_curves_of_forks_are_thinned_from_their_first_step() -> None:
+    forks = [pd.DataFrame({"fingerprint": "a", "fork": n, "step": range(at, at + 41)}) for n, at in ((0, 7), (1, 15))]
+    kept = export.thinned(pd.concat(forks), "fork_metrics", 20)
+    assert kept.groupby("fork")["step"].apply(list).tolist() == [[7, 27, 47], [15, 35, 55]]
+
+
 def test_events_outcomes_and_final_values_are_whole() -> None:
     for kind in ("runs", "validation", "forks", "scores", "sharpness"):
         table = curve()

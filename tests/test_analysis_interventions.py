@@ -45,17 +45,17 @@ def write(path: Path, arms: dict[str, int]) -> None:
 
 
 def test_table_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, {"fp32": 0, "none": 3, "rceil": 3})
+    write(tmp_path, {"fp32": 0, "none": 3, "perturbed": 2, "rceil": 2})
     monkeypatch.chdir(tmp_path)
     figure.main(["--runs", str(tmp_path / "known")])
     caption = (tmp_path / "figures/instability_fig04_interventions.md").read_text()
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in caption.splitlines() if line.startswith("| ")]
     named = {(line[0], line[1]): line[2:] for line in lines[1:]}
-    assert list(named)[:3] == [("none", "0.88"), ("fp32", "0.88"), ("rceil", "0.88")]
+    assert list(named)[:4] == [(name, "0.88") for name in ("none", "perturbed", "fp32", "rceil")]
     forks_, open_, diverged, _, steps, less, loss = named["fp32", "before 10"]
     assert (forks_, open_, diverged, steps) == ("4", "1", "0 of 4", "-")
     assert named["none", "0.88"][4] == "7, 7, 7"
-    assert less == "-0.75, 1: cannot tell"  # one data seed
+    assert less == "-0.50, 1: cannot tell"  # one data seed
     assert loss == "2 (1 .. 3)"
     assert named["rceil", "0.88"][5].startswith("+0.00")
     assert (tmp_path / "figures/instability_fig04_interventions.png").stat().st_size > 10_000

@@ -1,8 +1,10 @@
 """Effect of interventions shortly before a run diverges: do they prevent it? (instability paper, figure 4).
 
 Left: one panel per point at which runs are forked, given in steps before the divergence or as a fraction of the way to
-it; lines: medians over the forks. Right: the fraction that diverges, with Wilson's 95 % interval. 'none' is the
-control: the same run repeated without a change.
+it; lines: medians over the forks. Right: the fraction that diverges, with Wilson's 95 % interval. Two controls are
+black: 'none' (dashed) repeats the run bit by bit, 'perturbed' (dotted) flips one bit of one weight and changes nothing
+else. An intervention helps if fewer forks diverge with it than with 'perturbed', because any change redraws what
+follows.
 
 python -m analysis.instability.fig04_interventions --runs runs/interventions
 """
@@ -24,10 +26,11 @@ from analysis.style import TWO_COLUMNS, colors, figure_parser, load_chosen, plt,
 from analysis.units import DATA_SEED, SEED
 from mxstudy import results
 
-CONTROL = "none"
+REDRAWN = "perturbed"
+CONTROLS = {"none": "--", REDRAWN: ":"}  # the style of a control's line
 BLACK = "#000000"
 WORDS = ("intervention", "at")
-NUMBERS = ("forks", "open", "diverged", "95 %", "steps from the fork", "minus the control's, data seeds", "final loss")
+NUMBERS = ("forks", "open", "diverged", "95 %", "steps from the fork", "minus the redraw's, data seeds", "final loss")
 MARKERS = "os^v"
 LEGEND = """\
 Diverged: the loss stays over 10 times its best, the parent's before the fork included, for more than 500 steps. Open:
@@ -48,8 +51,8 @@ def judged(forks: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def interventions(forks: pd.DataFrame) -> list[str]:
-    """Return the names of the interventions, the control first."""
-    return sorted(forks["intervention"].unique(), key=lambda name: (name != CONTROL, name))
+    """Return the names of the interventions, the controls first."""
+    return sorted(forks["intervention"].unique(), key=lambda name: (name not in CONTROLS, name))
 
 
 def title(point: str) -> str:
@@ -60,7 +63,9 @@ def title(point: str) -> str:
 
 
 def colors_of(forks: pd.DataFrame) -> dict[str, str]:
-    return {CONTROL: BLACK, **colors(name for name in interventions(forks) if name != CONTROL)}
+    names = interventions(forks)
+    own = dict.fromkeys(CONTROLS, BLACK) | colors(name for name in names if name not in CONTROLS)
+    return {name: own[name] for name in names}
 
 
 def draw(forks: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
@@ -74,7 +79,7 @@ def draw(forks: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
         for name, color in colors.items():
             own = metrics[(metrics["point"] == point) & (metrics["intervention"] == name)]
             if len(own):
-                style = {"linestyle": "--", "zorder": 3} if name == CONTROL else {}
+                style = {"linestyle": CONTROLS[name], "zorder": 3} if name in CONTROLS else {}
                 band(axes, losses_by_replica(own), color, spread=False, **style)
     limit(panels[:-1], metrics)
     panels[0].set_ylabel("training loss, median")
@@ -118,10 +123,10 @@ def marker(number: int, color: str) -> dict[str, Any]:
 def table(forks: pd.DataFrame) -> str:
     rows = []
     for point, at_point in forks.groupby("point"):
-        control = at_point[at_point["intervention"] == CONTROL]
+        control = at_point[at_point["intervention"] == REDRAWN]
         for name in interventions(at_point):
             own = at_point[at_point["intervention"] == name]
-            less = shown(difference(own, control)) if len(control) and name != CONTROL else "-"
+            less = shown(difference(own, control)) if len(control) and name not in CONTROLS else "-"
             low, middle, high = quartiles(own["loss"])
             cells = [
                 name,

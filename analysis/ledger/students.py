@@ -152,14 +152,14 @@ class Intervention:
     point: str
     change: Arm
     against: Arm
-    table: str = "interventions"
+    tables: tuple[str, ...] = ("interventions", "interventions_2")
 
     def __call__(self, tables: Tables) -> Evidence:
-        runs = ended(tables.load("runs", self.table))
+        runs = ended(tables.load("runs", *self.tables))
         fields = [name for name in runs if name.startswith("config.intervention.")]
         columns = [name for name in fields if runs[name].nunique(dropna=False) > 1]  # the others are set in all of them
         changes = [dict.fromkeys(columns) | dict(one) for one in (self.change, self.against)]
-        forks = tables.load("forks", self.table).query("point == @self.point")
+        forks = tables.load("forks", *self.tables).query("point == @self.point")
         forks = forks.merge(runs[["fingerprint", "commit", *columns]])
         own = of_one_code(forks, changes, ["data_seed"])
         parts = [own[chosen(own, change)] for change in changes]

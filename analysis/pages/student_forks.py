@@ -7,15 +7,15 @@ from functools import cache, partial
 import pandas as pd
 
 from analysis.instability.fig04_interventions import judged
-from analysis.pages.decisive_arms import of_arm
 from analysis.pages.marks import Parts, least_and_most, rows_of, share_of
-from analysis.pages.student_lots import counted, counted_and_open
-from analysis.students.arms import shown_interval
-from analysis.units import DATA_SEED
+from analysis.pages.student_lots import counted, counted_and_open, shown
+from analysis.students.arms import difference, shown_interval
 from mxstudy.results import markdown
 
+REDRAWN = "perturbed"
 CHANGED = {
     "none": "nothing (`none`)",
+    REDRAWN: "one bit of one weight (`perturbed`)",
     "bf16_act": "activations and their gradients in bf16 (`bf16_act`)",
     "bf16_act_fwd": "activations in bf16 in the forward and where wgrad reads them (`bf16_act_fwd`)",
     "bf16_weight": "weights in bf16 in forward and dgrad (`bf16_weight`)",
@@ -27,78 +27,105 @@ CHANGED = {
 }
 
 
+WITH_CONTROL, WITHOUT_CONTROL = "interventions_2", "interventions"  # the tables of four parents, and of two
+POINTS = FIRST, _ = "0.88", "before 10"
+
+
 @cache
-def forks() -> pd.DataFrame:
-    return judged(rows_of("forks", "interventions"), rows_of("runs", "interventions"))
+def forks(table: str) -> pd.DataFrame:
+    return judged(rows_of("forks", table), rows_of("runs", table))
 
 
-def at(point: str, name: str) -> pd.DataFrame:
-    found = forks()
+def at(point: str, name: str, table: str) -> pd.DataFrame:
+    found = forks(table)
     return found[(found["point"] == point) & (found["intervention"] == name)]
 
 
-def interventions() -> str:
+def with_control() -> str:
+    """Return the table of the forks that have a redraw of MXFP8 to be compared with, by point."""
+    columns = ["changed from there on", "at 0.88", "minus the redraw", "10 steps before", "minus the redraw"]
     cells = []
     for name, said in CHANGED.items():
-        cell = [said]
-        for point in ("0.88", "before 10"):
-            own = at(point, name)
-            cell += [counted_and_open(own), shown_interval(own["diverged"] > 0)]
-        cells.append(cell)
-    columns = ["changed from there on", "at 0.88", "95 %, forks", "10 steps before", "95 %, forks"]
+        own = {point: at(point, name, WITH_CONTROL) for point in POINTS}
+        if len(own[FIRST]):
+            cells.append([said, *(cell for point in POINTS for cell in counted_against(own[point], point, name))])
     return markdown(columns, cells, left=columns)
 
 
-FIRST = "0.88"
-REMEDIES = ("fp32", "gain_fp32", "norm_fp32", "rceil")  # whether they help cannot be told
+def counted_against(own: pd.DataFrame, point: str, name: str) -> tuple[str, str]:
+    if name == REDRAWN:
+        return counted_and_open(own), "-"
+    return counted_and_open(own), shown(difference(own, at(point, REDRAWN, WITH_CONTROL)))
+
+
+def without_control() -> str:
+    """Return the table of the earlier forks, which have no redraw."""
+    columns = ["changed from there on", "at 0.88", "95 %, forks", "10 steps before", "95 %, forks"]
+    cells = []
+    for name, said in CHANGED.items():
+        own = [at(point, name, WITHOUT_CONTROL) for point in POINTS]
+        if len(own[0]):
+            cells.append([said, *(cell for one in own for cell in (counted_and_open(one), interval(one)))])
+    return markdown(columns, cells, left=columns)
+
+
+def interval(own: pd.DataFrame) -> str:
+    return shown_interval(own["diverged"] > 0)
+
+
 SOON = 20  # steps after the switch
 PARENT_STEPS = 9000
+CONTROLS = ("none", REDRAWN)
 
 
-def counted_at(name: str) -> str:
-    return counted(at(FIRST, name))
+def counted_at(name: str, table: str = WITH_CONTROL) -> str:
+    return counted(at(FIRST, name, table))
 
 
-def some_diverge() -> str:
-    """Return how many forks diverge with each of the remedies: '4 to 5'."""
-    return least_and_most(pd.Series([at(FIRST, name)["diverged"].sum() for name in REMEDIES]), ".0f")
+def after_the_switch(*names: str) -> pd.Series:
+    """Return how many steps after the switch at 0.88 each divergence with one of these interventions comes."""
+    own = forks(WITH_CONTROL).query("point == @FIRST and intervention in @names")
+    return (own["diverged_at"] - own["step"]).dropna()
 
 
-def after_the_switch() -> pd.Series:
-    """Return how many steps after the switch each divergence with one of the remedies comes."""
-    forks = pd.concat([at(FIRST, name) for name in REMEDIES])
-    return (forks["diverged_at"] - forks["step"]).dropna()
+def of_changes() -> pd.Series:
+    """Return the same with all interventions but the controls."""
+    return after_the_switch(*(set(CHANGED) - set(CONTROLS)))
+
+
+def soon_after() -> pd.Series:
+    return of_changes()[lambda steps: steps <= SOON]
 
 
 def to_go() -> pd.Series:
-    control = at(FIRST, "none")
-    return control["diverged_at"] - control["step"]
+    """Return how many steps after the switch at 0.88 each fork without a change diverges."""
+    control = at(FIRST, "none", WITH_CONTROL)
+    return control["parent_diverged_at"] - control["step"]
 
 
-def same_bits() -> str:
+def same_bits(table: str) -> str:
     """Return how many unchanged forks equal their parents up to the fork's or the parent's end."""
-    runs = rows_of("runs", "interventions").set_index("fingerprint")["config.steps"]
-    control = forks().query("intervention == 'none'")
+    runs = rows_of("runs", table).set_index("fingerprint")["config.steps"]
+    control = forks(table).query("intervention == 'none'")
     longest = control["fingerprint"].map(runs).clip(upper=PARENT_STEPS - control["step"])
     return share_of(control["equal_steps"] == longest)
 
 
-def the_same_arm() -> str:
-    """Return how many runs of the parents' arm and data seeds diverge in `decisive`."""
-    runs = of_arm("gain mx, even, floor")
-    return counted(runs[runs[DATA_SEED].isin(forks()["data_seed"])])
-
-
 FORKS: Parts = {
-    "interventions": interventions,
-    "bf16 activations at 0.88": partial(counted_at, "bf16_act"),
-    "some diverge at 0.88": some_diverge,
-    "parents": lambda: str(len(at(FIRST, "none"))),
-    "parents diverge": lambda: least_and_most(at(FIRST, "none")["parent_diverged_at"], ",.0f"),
-    "the parents' arm": the_same_arm,
-    "same bits": same_bits,
-    "soon": lambda: share_of(after_the_switch() <= SOON),
-    "soon after": lambda: least_and_most(after_the_switch()[after_the_switch() <= SOON], ".0f"),
+    "forks with a redraw": with_control,
+    "forks without a redraw": without_control,
+    "redraw at 0.88": partial(counted_at, REDRAWN),
+    "FP32 at 0.88": partial(counted_at, "fp32"),
+    "rceil at 0.88": partial(counted_at, "rceil"),
+    "bf16 activations at 0.88": partial(counted_at, "bf16_act", WITHOUT_CONTROL),
+    "parents": lambda: str(len(at(FIRST, "none", WITH_CONTROL))),
+    "parents diverge": lambda: least_and_most(at(FIRST, "none", WITH_CONTROL)["parent_diverged_at"], ",.0f"),
+    "earlier parents": lambda: str(len(at(FIRST, "none", WITHOUT_CONTROL))),
+    "same bits": partial(same_bits, WITH_CONTROL),
+    "same bits, earlier": partial(same_bits, WITHOUT_CONTROL),
+    "soon": lambda: share_of(of_changes() <= SOON),
+    "soon after": lambda: least_and_most(soon_after(), ".0f"),
+    "redraw, steps after": lambda: " and ".join(f"{steps:.0f}" for steps in sorted(after_the_switch(REDRAWN))),
     "least to go": lambda: f"{to_go().min():.0f}",
-    "most to go": lambda: f"{to_go().max():.0f}",
+    "most to go": lambda: f"{to_go().max():,.0f}",
 }
