@@ -1,16 +1,17 @@
 """Measure the cost of the probes: steps on which a set of them is due, compared with steps without, in one run.
 
 The sets take turns, so that a GPU that warms up or slows down affects all of them alike. Overhead is the extra time of
-a step, spread over the steps from one measurement to the next. Tokens are random, and the journal is written.
+a step, spread over the steps from one measurement to the next. Steps follow one another as in a training, whose host
+launches a step before the one before it has ended. Tokens are random, and the journal is written.
 
-python -m benchmarks.probes [--size llama_125m] [--rounds 20] [--json PATH]
+python -m benchmarks.probes [--size llama_125m] [--rounds 20] [--each] [--json PATH]
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from mxstudy.train.loop import TrainingRun, begin_step, record_steps
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 WARMUP_ROUNDS = 2  # the first compiles
+STEPS = 4  # that follow one another in a measurement
 
 # Model and training step of experiment=lr_sensitivity, and a tiny version to try out the benchmark.
 SIZES = {
@@ -58,6 +60,7 @@ SETS = {
     "gradient_bias": Due(("gradient_bias",), 500),
     "spike watch, ring of features": Due(("outlier_features",), 1, spikes=True),
 }
+EACH = {f"{name} alone": Due((name,), 100) for name in ALL_BUT_GRADIENT_BIAS}
 
 
 def build_size(size: str, folder: Path) -> TrainingRun:
@@ -78,17 +81,19 @@ def observe(run: TrainingRun, due: Due | None, folder: Path) -> None:
     run.spikes = build_spikes(probes, run.probes, folder, lambda: None, [])
 
 
-def step_s(run: TrainingRun, step: int) -> float:
-    """Do one step of the training loop, journal included, and return its seconds."""
+def step_s(run: TrainingRun, steps: int) -> float:
+    """Do so many steps of the training loop, journal included, and return the seconds of one."""
     synchronize(run.device)
     began_s = time.perf_counter()
-    begin_step(run, step)
+    for step in range(steps):
+        begin_step(run, step)
+        record_steps(run, run.ahead)
     record_steps(run)
     synchronize(run.device)
-    return time.perf_counter() - began_s
+    return (time.perf_counter() - began_s) / steps
 
 
-def measure(size: str, rounds: int) -> list[dict[str, Any]]:
+def measure(size: str, rounds: int, sets: Mapping[str, Due] = SETS) -> list[dict[str, Any]]:
     """Return a row per set of probes: median milliseconds of a step without and with it, and its overhead.
 
     The extra time is the median of the differences within a round; its spread is half the interquartile range.
@@ -96,15 +101,16 @@ def measure(size: str, rounds: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = build_size(size, folder)
-        times: dict[str, list[float]] = {each: [] for each in ("none", *SETS)}
+        times: dict[str, list[float]] = {each: [] for each in ("none", *sets)}
         for number in range(WARMUP_ROUNDS + rounds):
             for each, step_times in times.items():
-                observe(run, SETS.get(each), folder)
-                seconds = [step_s(run, number) for _ in range(2)][1]  # the first step of a set allocates its buffers
+                observe(run, sets.get(each), folder)
+                step_s(run, 1)  # the first step of a set allocates its buffers
+                seconds = step_s(run, STEPS)
                 if number >= WARMUP_ROUNDS:
                     step_times.append(seconds * 1e3)
     none_ms = np.array(times.pop("none"))
-    return [row(each, SETS[each], none_ms, np.array(ms)) for each, ms in times.items()]
+    return [row(each, sets[each], none_ms, np.array(ms)) for each, ms in times.items()]
 
 
 def row(name: str, due: Due, none_ms: np.ndarray, due_ms: np.ndarray) -> dict[str, Any]:
@@ -128,8 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = options_of("probes", __doc__)
     parser.add_argument("--size", choices=SIZES, default="llama_125m")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--each", action="store_true", help="measure each probe alone as well")
     chosen = parser.parse_args(arguments)
-    rows = measure(chosen.size, chosen.rounds)
+    rows = measure(chosen.size, chosen.rounds, SETS | (EACH if chosen.each else {}))
     show(rows)
     measured(rows, chosen.json, size=chosen.size, rounds=chosen.rounds)
 

@@ -84,7 +84,7 @@ def work(options: argparse.Namespace) -> None:
             record_steps(run, run.ahead)
         record_steps(run)
         begin_step(run, FIRST_STEPS - 1)
-        loss = run.unread[0].loss
+        loss = run.unread[0].view.loss
         record_steps(run)
         answer(loss=loss.hex(), start_s=time.perf_counter() - began_s, peak_gib=peak_gib(device))
         step = FIRST_STEPS
@@ -170,7 +170,8 @@ def measure(
         started += [process.answer() for process in processes[1:]]
         there = [(process, first) for process, first in zip(processes, started, strict=True) if first is not None]
         if not there:
-            raise RuntimeError("side_by_side: the first process ended before it trained; its message is above")
+            print(f"{sharing}: no process trained; their messages are above", flush=True)
+            return
         losses = {first["loss"] for _, first in there}
         print(
             f"{sharing}: {len(there)} of {max(runs)} processes are there, with {there[0][1]['peak_gib']:.1f} GiB each; "
@@ -208,10 +209,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sharing = [each for each in chosen.sharing if each != "mps" or shutil.which(DAEMON)]
     if sharing != chosen.sharing:
         print(f"without MPS: this machine has no {DAEMON}")
-    own = ["--model", chosen.model, "--precision", chosen.precision, "--device", chosen.device]
+    device = resolve_device(chosen.device)  # by name: a process that finds no GPU would train on the CPU, for minutes
+    own = ["--model", chosen.model, "--precision", chosen.precision, "--device", device.type]
     own += ["--batch", str(chosen.batch), "--sequence", str(chosen.sequence), *(["--eager"] if chosen.eager else [])]
     rows: list[dict[str, Any]] = []
-    device = resolve_device(chosen.device)
     with GpuLog(device) as log:
         for each in sharing:
             for row in measure(each, chosen.runs, own, chosen.seconds, log):

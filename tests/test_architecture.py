@@ -25,7 +25,7 @@ LAYERS = [
     ["mxstudy.reader"],
     ["mxstudy.garbage", "mxstudy.small_files", "mxstudy.whole_files"],
     ["mxstudy.config"],
-    ["mxstudy.compat", "mxstudy.distributed"],
+    ["mxstudy.compat", "mxstudy.distributed", "mxstudy.host_copies"],
     ["mxstudy.numerics"],
     ["mxstudy.kernels"],
     ["mxstudy.blocks"],

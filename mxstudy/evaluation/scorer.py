@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mxstudy.host_copies import to_device, to_host
 from mxstudy.model.decoder import Decoder, Tree
 from mxstudy.reader import ConfigError
-from mxstudy.train.host_copies import to_device, to_host
 
 Tokens = tuple[int, ...]
 

@@ -60,8 +60,8 @@ class RoutingOfStep:
         return StepRouting(names, loads_LE, entropy_L, balance_loss if has_loss else None, self.padding)
 
 
-def move_biases(model: Decoder, routing: StepRouting | None) -> None:
-    """Move the biases of all routers by the loads of a step."""
+def move_biases(model: Decoder, routing: StepRouting | None, diverged: Tensor) -> None:
+    """Move the biases of all routers by the loads of a step, unless `diverged`, bool [] on the device."""
     if routing is not None:
         for mixture, loads_E in zip(mixtures_of(model).values(), routing.loads_LE, strict=True):
-            mixture.router.move_bias(loads_E)
+            mixture.router.move_bias(loads_E, diverged)

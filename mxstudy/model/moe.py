@@ -72,11 +72,15 @@ class Router(nn.Module):
         return experts_TK, weights_TK, scores_TE / (scores_TE.sum(-1, keepdim=True) + TINY)
 
     @torch.no_grad()
-    def move_bias(self, loads_E: Tensor) -> None:
-        """Move the bias of experts with less than the mean load up, and of those with more down (DeepSeek-V3)."""
+    def move_bias(self, loads_E: Tensor, diverged: Tensor) -> None:
+        """Move the bias of experts with less than the mean load up, and of those with more down (DeepSeek-V3).
+
+        If `diverged`, bool [] on the device, the bias stays, and the host need not know.
+        """
         if self.bias is not None:
             off_E = loads_E.sum() - loads_E * len(loads_E)  # E times the distance to the mean: whole numbers
-            self.bias += self.moe.bias_rate * off_E.sign()
+            moved_E = self.bias + self.moe.bias_rate * off_E.sign()
+            self.bias.copy_(torch.where(diverged, self.bias, moved_E))
 
 
 class ExpertLinear(MXLinear):

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.distributed import mean_over_ranks, sum_over_ranks
+from mxstudy.host_copies import to_host
 from mxstudy.model.linear import NormLinear
 from mxstudy.model.norm import Norm
 from mxstudy.numerics.norm_linear import center, row_mean
-from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.base import Later, StepView, Values
 from mxstudy.probes.histogram_bins import BINS_PER_OCTAVE, FINITE_EDGES, SMALLEST_EXPONENT
 
 MANTISSA_BITS, MANTISSA, MAGNITUDE, BIAS = 23, 0x7FFFFF, 0x7FFFFFFF, 127  # of float32
@@ -111,12 +112,12 @@ class NormOutputRMS:
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
         self.mean_squares.setdefault(name, []).append(fused(mean_squares, module, x))
 
-    def measure(self, view: StepView) -> Values:
+    def measure(self, view: StepView) -> Later:
         squares = mean_over_ranks(torch.stack([torch.stack(parts).mean(0) for parts in self.mean_squares.values()]))
-        rms = squares.sqrt().flatten()
+        rms = to_host(squares.sqrt().flatten())
         names = [f"{norm}/{quantity}" for norm in self.mean_squares for quantity in ("rms", "rms_true")]
         self.mean_squares = {}
-        return dict(zip(names, rms.tolist(), strict=True))
+        return lambda: dict(zip(names, rms().tolist(), strict=True))
 
 
 class ActivationHistograms:

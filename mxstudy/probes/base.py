@@ -13,16 +13,22 @@ from torch import Tensor, nn
 from mxstudy.model.balance import StepRouting
 
 Values = dict[str, float | list[float]]
+Later = Callable[[], Values]  # waits for the GPU and returns the values
 Sequence = tuple[Tensor, Tensor]  # tokens, targets [1, T]
+
+
+def values_of(measured: Values | Later) -> Values:
+    """Return what a probe measured; waits for it if it is still on its way."""
+    return measured() if callable(measured) else measured
 
 
 @dataclass(frozen=True)
 class StepView:
     """A read-only view of a step: `loss`, `grad_norm` before clipping, and `model` with its gradients.
 
-    `read` waits for both numbers and returns them, [2] on CPU. `first_sequence` returns the first sequence
-    of the step's batch, on the model's device. `tokens`: number of tokens of that batch, over which the loss is a mean.
-    `routing`: what the routers did; None in a dense model.
+    `read` waits for these numbers and returns them on CPU: [2], or [3] with a mixture's auxiliary loss.
+    `first_sequence` returns the first sequence of the step's batch, on the model's device. `tokens`: number of tokens
+    of that batch, over which the loss is a mean. `routing`: what the routers did; None in a dense model.
     """
 
     step: int
@@ -33,16 +39,20 @@ class StepView:
     routing: StepRouting | None = None
 
     @cached_property
-    def loss_and_norm(self) -> list[float]:
+    def numbers(self) -> list[float]:
         return self.read().tolist()
 
     @property
     def loss(self) -> float:
-        return self.loss_and_norm[0]
+        return self.numbers[0]
 
     @property
     def grad_norm(self) -> float:
-        return self.loss_and_norm[1]
+        return self.numbers[1]
+
+    @property
+    def balance_loss(self) -> float | None:
+        return self.numbers[2] if len(self.numbers) > 2 else None
 
     def is_finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
@@ -57,5 +67,9 @@ class Probe(Protocol):
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
         """See x [..., size], the input of `module`, a NormLinear or a norm without a linear; x must not be modified."""
 
-    def measure(self, view: StepView) -> Values:
-        """Return the values since the last call, by '<norm>/<quantity>'; they become a row of the journal if any."""
+    def measure(self, view: StepView) -> Values | Later:
+        """Return the values since the last call, by '<norm>/<quantity>'; they become a row of the journal if any.
+
+        A probe that need not wait for the GPU returns a function that does: the host calls it once it has launched the
+        next step.
+        """

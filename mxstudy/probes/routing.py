@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from mxstudy import config
-from mxstudy.probes.base import StepView, Values
+from mxstudy.host_copies import to_host
+from mxstudy.probes.base import Later, StepView, Values
 
 
 class Routing:
@@ -25,17 +28,22 @@ class Routing:
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
         """Do nothing: the step has counted its tokens."""
 
-    def measure(self, view: StepView) -> Values:
+    def measure(self, view: StepView) -> Values | Later:
         if view.routing is None:
             return {}
-        values: Values = {}
-        rows = zip(view.routing.names, view.routing.loads_LE.tolist(), view.routing.entropy_L.tolist(), strict=True)
-        for name, loads, entropy in rows:
-            values |= {
-                f"{name}/loads": [load / sum(loads) for load in loads],
-                f"{name}/busiest": float(max(loads)),
-                f"{name}/idle": float(loads.count(0)),
-                f"{name}/entropy": entropy,
-                f"{name}/padding": view.routing.padding,
-            }
-        return values
+        names, padding = view.routing.names, view.routing.padding
+        loads_LE, entropy_L = to_host(view.routing.loads_LE), to_host(view.routing.entropy_L)
+        return lambda: by_mixture(names, loads_LE(), entropy_L(), padding)
+
+
+def by_mixture(names: Sequence[str], loads_LE: Tensor, entropy_L: Tensor, padding: float) -> Values:
+    values: Values = {}
+    for name, loads, entropy in zip(names, loads_LE.tolist(), entropy_L.tolist(), strict=True):
+        values |= {
+            f"{name}/loads": [load / sum(loads) for load in loads],
+            f"{name}/busiest": float(max(loads)),
+            f"{name}/idle": float(loads.count(0)),
+            f"{name}/entropy": entropy,
+            f"{name}/padding": padding,
+        }
+    return values

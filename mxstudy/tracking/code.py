@@ -43,7 +43,7 @@ EVERYTHING = (*STUDENTS, "evaluation", "studies")
 DECIDED_BY_NONE = (
     *("launch", "help", "probes", "results", "tracking", "compat", "__init__.py", "__main__.py", "cli.py", "words.py"),
     *("scripts.py", "explain.py", "library.py", "completion"),
-    *("garbage.py", "rehearsal.py", "reader.py", "small_files.py", "whole_files.py"),
+    *("garbage.py", "host_copies.py", "rehearsal.py", "reader.py", "small_files.py", "whole_files.py"),
     "results.py",  # of earlier layouts
 )
 

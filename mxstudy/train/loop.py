@@ -1,9 +1,8 @@
 """The training loop: a step reads from top to bottom in the order in which it happens.
 
-Each rank runs it on its share of every batch; the recorded values are those of all ranks together. A dense model's step
-does not wait for the GPU: the device itself skips an update that is not finite. So if nothing looks at the model
-between two steps, the host prepares and launches the next step before it reads the loss of this one. A mixture's step
-waits once, before it moves the balancing biases.
+Each rank runs it on its share of every batch; the recorded values are those of all ranks together. A step does not wait
+for the GPU: the device itself skips an update that is not finite. So the host prepares and launches the next step
+before it reads the loss of this one, unless a probe reads the model between the two.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 from mxstudy import config
 from mxstudy.data.batches import Batches, rows_of_rank
 from mxstudy.distributed import rank, sum_over_ranks, whole, world_size
+from mxstudy.host_copies import to_device, to_host
 from mxstudy.model.backends import backends_of
 from mxstudy.model.balance import RoutingOfStep, move_biases
 from mxstudy.model.decoder import Decoder
@@ -30,11 +30,10 @@ from mxstudy.model.fused_block import recompute_mlps
 from mxstudy.model.head import one
 from mxstudy.model.precision import apply_precision
 from mxstudy.model.random_streams import move_to, move_to_row
-from mxstudy.probes.base import Probe, StepView
+from mxstudy.probes.base import Later, Probe, StepView, Values, values_of
 from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.timing import Timing
 from mxstudy.tracking.journal import Row
-from mxstudy.train.host_copies import to_device, to_host
 from mxstudy.train.optimizer import set_learning_rate, step_unless
 from mxstudy.train.parallel import drop_gathered
 from mxstudy.train.runtime import peak_flops
@@ -56,6 +55,13 @@ class StepRecorder(Protocol):
 
     def save(self, step: int) -> None:
         """Write a durable checkpoint of the state before `step`."""
+
+
+class LaunchedStep(NamedTuple):
+    """A step that the GPU works on: its view, and what each probe measured, by the probe's name."""
+
+    view: StepView
+    measured: list[tuple[str, Values | Later]]
 
 
 @dataclass
@@ -82,13 +88,13 @@ class TrainingRun:
         self.peak_bytes = 0  # of GPU memory
         self.clocks: list[Timing] = []  # the timing probes of this step
         self.diverged = torch.zeros((), dtype=torch.bool, device=self.device)  # once true, no step is applied
-        self.unread: list[StepView] = []  # steps that are launched but not yet recorded
+        self.unread: list[LaunchedStep] = []  # not yet recorded
         self.began_s = 0.0  # when the first of them began
 
     @property
     def ahead(self) -> int:
-        """Return how many steps may be unread when the next is launched: on a GPU 1, if nothing looks at each step."""
-        return int(self.device.type == "cuda" and world_size() == 1 and not self.probes and self.spikes is None)
+        """Return how many steps may be unread when the next is launched: on a GPU 1, unless spikes are watched."""
+        return int(self.device.type == "cuda" and world_size() == 1 and self.spikes is None)
 
     def micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's micro-batches (tokens, targets) of a step, and move the random streams to each."""
@@ -132,13 +138,14 @@ def train_step(run: TrainingRun, step: int) -> StepView:
     grad_norm = whole(clip_grad_norm_(run.model.parameters(), run.config.optimizer.max_grad_norm))
     run.mark("clip")
     measured = torch.stack((loss, grad_norm))
+    run.diverged |= ~measured.isfinite().all()
+    if routing is not None and routing.balance_loss is not None:
+        measured = torch.cat((measured, routing.balance_loss.reshape(1)))
     first_sequence = partial(run.first_sequence, step)
     view = StepView(step, to_host(measured), run.model, first_sequence, run.tokens_per_step, routing)
-    run.diverged |= ~measured.isfinite().all()
     set_learning_rate(run.optimizer, learning_rate(run.config, step))
     step_unless(run.optimizer, run.diverged)
-    if routing is not None and not run.diverged.item():
-        move_biases(run.model, routing)
+    move_biases(run.model, routing, run.diverged)
     run.mark("optimizer")
     return view
 
@@ -196,9 +203,12 @@ def begin_step(run: TrainingRun, step: int) -> None:
 def record_steps(run: TrainingRun, most: int = 0) -> int | None:
     """Record launched steps and their spikes, in order, until at most `most` are unread. Return one that diverged."""
     while len(run.unread) > most:
-        view = run.unread.pop(0)
+        view, measured = run.unread.pop(0)
         view.is_finite()  # waits for the GPU
         began_s, run.began_s = run.began_s, time.perf_counter()
+        for name, found in measured:
+            if values := values_of(found):
+                run.recorder.record({"step": view.step, "probe": name, "values": values})
         run.recorder.record(step_row(run, view, run.began_s - began_s))
         if run.spikes and (spike := run.spikes.look(view)):
             run.recorder.record(spike)
@@ -207,8 +217,8 @@ def record_steps(run: TrainingRun, most: int = 0) -> int | None:
     return None
 
 
-def observed_step(run: TrainingRun, step: int) -> StepView:
-    """Do the step with the probes that are due watching it, record what they measure, and return the step's view."""
+def observed_step(run: TrainingRun, step: int) -> LaunchedStep:
+    """Do the step with the probes that are due watching it, and return its view and what they measure."""
     due = [probe for probe in run.probes if is_due(step, probe.every_steps)]
     run.model.watchers = tuple(probe.watch for probe in due)
     run.clocks = [probe for probe in due if isinstance(probe, Timing)]
@@ -219,10 +229,7 @@ def observed_step(run: TrainingRun, step: int) -> StepView:
         run.peak_bytes = max(run.peak_bytes, torch.cuda.max_memory_allocated(run.device))
     if due:
         move_to_row(run.model, 0)  # probes that run the model again run it on the first sequence
-    for probe in due:
-        if values := probe.measure(view):
-            run.recorder.record({"step": step, "probe": probe.name, "values": values})
-    return view
+    return LaunchedStep(view, [(probe.name, probe.measure(view)) for probe in due])
 
 
 def step_row(run: TrainingRun, view: StepView, seconds: float) -> Row:
@@ -236,8 +243,8 @@ def step_row(run: TrainingRun, view: StepView, seconds: float) -> Row:
         "grad_norm": view.grad_norm,
         "tokens_per_s": tokens_per_s,
     }
-    if view.routing is not None and view.routing.balance_loss is not None:
-        row["balance_loss"] = view.routing.balance_loss.item()
+    if view.balance_loss is not None:
+        row["balance_loss"] = view.balance_loss
     if run.device.type == "cuda":
         row["memory_gib"] = run.peak_bytes / 2**30
     if run.peak_flops is not None:

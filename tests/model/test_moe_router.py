@@ -60,7 +60,11 @@ def test_biases_move_once_by_the_sign_of_what_is_missing_to_the_mean():
         model(row[None])
         routed.with_loss(torch.zeros(()), 0.5)
     routing = routed.over_ranks()
-    move_biases(model, routing)
+    move_biases(model, routing, torch.tensor(True))
+    assert not any(
+        mixture.router.bias.any() for mixture in mixtures_of(model).values()
+    )  # a diverged step moves nothing
+    move_biases(model, routing, torch.tensor(False))
     assert routing.loads_LE.sum(1).tolist() == [2 * 64 * 2] * 2
     for mixture, loads_E in zip(mixtures_of(model).values(), routing.loads_LE.tolist(), strict=True):
         mean = sum(loads_E) / 6

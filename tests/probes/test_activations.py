@@ -17,7 +17,7 @@ from mxstudy.probes.activations import (
     mean_squares,
     norm_output,
 )
-from mxstudy.probes.base import StepView
+from mxstudy.probes.base import StepView, values_of
 from mxstudy.probes.histogram_bins import bin_edges
 
 MXFP8 = PRECISIONS["mxfp8"]
@@ -60,7 +60,7 @@ def test_norm_output_rms_is_over_all_micro_batches():
     linear, parts = fused(MXNorm(64, p=1.0)), [gaussian(4, 64, seed=s) * (1 + s) for s in range(3)]
     for part in parts:
         probe.watch("layers.0.ffn_norm", linear, part)
-    values = probe.measure(VIEW)
+    values = values_of(probe.measure(VIEW))
     whole = norm_output(linear, torch.cat(parts))
     assert values["layers.0.ffn_norm/rms"] == pytest.approx(whole.square().mean().sqrt().item(), rel=1e-6)
     assert values["layers.0.ffn_norm/rms_true"] == pytest.approx(1.0, rel=1e-4)
@@ -131,7 +131,7 @@ def test_a_layer_norm_is_seen_less_its_mean_and_is_exact():
     probe = NormOutputRMS(config.NormOutputRMS(every_steps=1))
     x = gaussian(16, 64) + 5
     probe.watch("norm", LayerNorm(64), x)
-    values = probe.measure(VIEW)
+    values = values_of(probe.measure(VIEW))
     expected = torch.nn.functional.layer_norm(x, (64,)).square().mean().sqrt().item()
     assert values["norm/rms"] == pytest.approx(expected, rel=1e-6)
     assert values["norm/rms_true"] == pytest.approx(values["norm/rms"], rel=1e-6)

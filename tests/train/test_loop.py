@@ -120,6 +120,11 @@ def test_a_host_that_is_a_step_ahead_records_the_same(model: config.Decoder, mon
         precision=replace(tiny.precision((0, "mxfp8"), (4, "bf16")), backend="reference"),
         validation=config.Validation(sequences=4, every_steps=3),
         checkpoint=config.Checkpoint(every_steps=2),
+        probe=config.Probes(
+            norm_output_rms=config.NormOutputRMS(every_steps=1),
+            routing=config.Routing(every_steps=2),
+            weights=config.Weights(every_steps=3),
+        ),
     )
     left = []
     for ahead in (0, 1):

@@ -26,6 +26,7 @@ from mxstudy.kernels import activation
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES
+from mxstudy.probes.base import values_of
 from mxstudy.probes.build import build_probes
 from mxstudy.reader import ConfigError
 from mxstudy.train.loop import TrainingRun, set_precision, train, train_step, validate
@@ -139,7 +140,7 @@ def step_of(built: tuple[TrainingRun, tiny.Memory]) -> dict[str, Any]:
         "gradients": {name: whole(weight.grad).clone() for name, weight in run.model.named_parameters()},
         "after": {name: whole(weight.detach()).clone() for name, weight in run.model.named_parameters()},
         "held": sum(weight.to_local().numel() for weight in run.model.parameters()) if world_size() > 1 else 0,
-        "probes": {probe.name: probe.measure(view) for probe in run.probes},
+        "probes": {probe.name: values_of(probe.measure(view)) for probe in run.probes},
         "ring": run.probes[-1].tensors(),
         "validation": validate(run),
         "state": {name: tensor.clone() for name, tensor in run.model.named_buffers()},
