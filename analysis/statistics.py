@@ -58,14 +58,25 @@ class Effect:
         """
         if self.count < 2:
             return np.nan, np.nan
-        found = [student(self.units, level)]
-        if self.count >= BOOTSTRAP_UNITS and self.units.nunique() > 1:
+        found = [student(self.units, level, self.count)]
+        if self.count == len(self.units) >= BOOTSTRAP_UNITS and self.units.nunique() > 1:
             found.append(bootstrap(self.units, level))
         if self.outcomes:
-            found.append(of_fractions(*self.outcomes, level=level))
+            found.append(of_fractions(*self.outcomes, level=level, times=self.count / len(self.units)))
         lows, highs = zip(*found, strict=True)
         widest = float(min(lows)), float(max(highs))
         return in_range(*widest, is_difference=len(self.outcomes) > 1) if self.outcomes else widest
+
+
+@dataclass(frozen=True, eq=False)
+class Planned(Effect):
+    """An effect as `planned` units would show it that have the mean and spread of `units`, without the bootstrap."""
+
+    planned: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.planned
 
 
 @dataclass(frozen=True)
@@ -93,8 +104,10 @@ def in_range(low: float, high: float, is_difference: bool) -> Interval:
     return max(low, -1.0 if is_difference else 0.0), min(high, 1.0)
 
 
-def student(units: pd.Series, level: float) -> Interval:
-    middle, half = units.mean(), stats.t.ppf((1 + level) / 2, len(units) - 1) * units.std(ddof=1) / np.sqrt(len(units))
+def student(units: pd.Series, level: float, count: int = 0) -> Interval:
+    """Return Student's interval of these units, or of `count` units with their mean and spread."""
+    count = count or len(units)
+    middle, half = units.mean(), stats.t.ppf((1 + level) / 2, count - 1) * units.std(ddof=1) / np.sqrt(count)
     return float(middle - half), float(middle + half)
 
 
@@ -106,10 +119,13 @@ def bootstrap(units: pd.Series, level: float) -> Interval:
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
-def of_fractions(ours: pd.Series, theirs: pd.Series | None = None, *, level: float) -> Interval:
-    """Return Wilson's interval of a fraction, or Newcombe's of a difference (1998, method 10: independent runs)."""
-    fraction = wilson(ours.mean(), len(ours), level)
-    return fraction[1:] if theirs is None else newcombe(fraction, wilson(theirs.mean(), len(theirs), level))
+def of_fractions(ours: pd.Series, theirs: pd.Series | None = None, *, level: float, times: float = 1.0) -> Interval:
+    """Return Wilson's interval of a fraction, or Newcombe's of a difference (1998, method 10: independent runs).
+
+    It is that of `times` as many runs with the same fractions.
+    """
+    one, *other = (wilson(part.mean(), times * len(part), level) for part in (ours, theirs) if part is not None)
+    return newcombe(one, *other) if other else one[1:]
 
 
 def newcombe(ours: tuple[float, float, float], theirs: tuple[float, float, float]) -> Interval:

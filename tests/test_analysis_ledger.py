@@ -19,7 +19,7 @@ from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR, Rule, betwe
 from analysis.ledger.students import Diverges
 from analysis.ledger.tables import Tables
 from analysis.ledger.training import Difference
-from analysis.statistics import Effect, Exact
+from analysis.statistics import LEAST_UNITS, Effect, Exact
 from analysis.units import PLAN
 
 ROOT = Path(__file__).parents[1]
@@ -81,6 +81,24 @@ def test_comparisons_of_one_claim_are_corrected_by_holm_or_as_was_stated() -> No
     assert WORSE.verdict(both, 5) == (REPRODUCED, pytest.approx([0.01, 0.01]))
     assert WORSE.verdict([effect(*FAR), effect(*WIDE)]) == (UNCLEAR, pytest.approx([0.025, 0.05]))
     assert WORSE.verdict([effect(*FAR), effect(*NEAR)])[0] == CONTRADICTED
+
+
+def test_the_price_is_how_many_units_with_this_mean_and_spread_would_tell() -> None:
+    """Of five units the 90 % interval has a half-width of 0.028, of four one of 0.035."""
+    near_0 = effect(0.02, -0.02, 0.03, -0.03)
+    assert ALIKE.needed([near_0]) == 5
+    assert ALIKE.needed([effect(0.03, -0.03)]) == 8
+    assert ALIKE.needed([effect(*WIDE)]) is None
+    assert ALIKE.needed([effect(*NEAR, died=1)]) is None
+    always = (pd.Series([1.0] * 8), pd.Series([0.0] * 8))
+    assert WORSE.needed([Effect(pd.Series([1.0, 1.0]), outcomes=always)]) == LEAST_UNITS
+
+
+def test_each_row_that_cannot_tell_says_what_would() -> None:
+    rows = json.loads((ROOT / "results/claims.json").read_text())
+    unclear = [row for row in rows if row["verdict"] == UNCLEAR and row["n"] > 1 and "no run spikes" not in row["note"]]
+    assert len(unclear) > 20
+    assert [row["id"] for row in unclear if not row["note"].endswith(" would tell")] == []
 
 
 def test_arithmetic_needs_no_units() -> None:
@@ -160,7 +178,7 @@ def test_runs_of_two_codes_are_not_pooled() -> None:
     halves = [trained(norm, losses).assign(commit=["a"] * 4 + ["b"] * 4) for norm, losses in BOTH]
     mixed = verdict_on(equal(0.001, "ours"), *halves)
     assert (mixed.units, mixed.evidence.others, mixed.shown_verdict) == (4, 4, "cannot tell (mixed code)")
-    assert note_of(mixed) == "pairs of seeds of other code: 4"
+    assert note_of(mixed).startswith("pairs of seeds of other code: 4; ")
     digests = [trained(norm, losses, commit=norm, code="d") for norm, losses in BOTH]
     assert verdict_on(ALIKE, *digests).units == 8  # if there is a digest, it decides in place of the commit
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.ledger.rules import UNCLEAR, Rule
+from analysis.ledger.rules import MOST_UNITS, UNCLEAR, Rule
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import ALPHA, LEAST_UNITS, Effect, Found
 from analysis.units import Arm, chosen, differing, of_one_code, shared_units
@@ -55,7 +55,8 @@ def others(runs: pd.DataFrame, own: pd.DataFrame, arms: Sequence[Arm], unit: Seq
 class Evidence:
     """What a judge found: effects, one per comparison, in numbers per `unit`, and what must be said beside them.
 
-    `verdict` is set only if a rule that was stated before the runs has decided already, or if nothing can decide.
+    `verdict` is set only if a rule that was stated before the runs has decided already, or if nothing can decide, and
+    `price` is then how many units would tell by that rule.
     `here` is the scale. `others` counts the units that are left out because they are of other code, `incomplete` those
     that are left out because an arm lacks runs, such as those at some learning rates.
     """
@@ -64,6 +65,7 @@ class Evidence:
     unit: str
     note: str = ""
     verdict: str = ""
+    price: str = ""
     here: str = ""
     others: int = 0
     incomplete: int = 0
@@ -105,6 +107,17 @@ class Judged:
     @property
     def units(self) -> int:
         return min((one.count for one in self.evidence.found), default=0) if self.evidence else 0
+
+    @property
+    def price(self) -> str:
+        """Return how many units would tell, with the mean and spread of these; '' for a verdict or without a spread."""
+        if self.evidence is None or self.verdict != UNCLEAR or self.units < 2:
+            return ""
+        if self.evidence.verdict:
+            return self.evidence.price
+        effects = [one for one in self.evidence.found if isinstance(one, Effect)]
+        units = self.claim.rule.needed(effects, self.claim.comparisons)
+        return f"{units or f'over {MOST_UNITS}'} {self.evidence.unit}"
 
     @property
     def shown_verdict(self) -> str:

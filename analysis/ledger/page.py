@@ -42,6 +42,7 @@ Every row is one claim of a document, with the rule that decides it. `make claim
   alike within the margin; at the scale that the row names, and not beyond it. Else **cannot tell**. Several comparisons
   of one claim are corrected by Holm's procedure. Where a rule was [stated before](prestated.md) its runs, that rule
   decides, and what the general rules say is added where they differ.
+- **N units would tell**: with so many units of the mean and spread that these have, the rule would decide.
 - **Fewer than {LEAST_UNITS} units** cannot tell, and are counted as not run in the sums.
 - A run that died is in no mean; it is counted, and no arm with one is called alike.
 - **Random tensors** are those of `make approximation`: its tables are `approximation_*.parquet`, whose metadata name
@@ -111,12 +112,13 @@ def effect(one: Judged) -> str:
 
 
 def note_of(one: Judged) -> str:
-    """Return what the judge says beside the numbers, and how many units are left out and why."""
+    """Return what the judge says beside the numbers, how many units are left out and why, and how many would tell."""
     if one.evidence is None:
         return one.why
     counts = {"of other code": one.evidence.others, "without all runs": one.evidence.incomplete}
     left = [f"{one.evidence.unit} {why}: {count}" for why, count in counts.items() if count]
-    return "; ".join(filter(None, (one.evidence.note, *left)))
+    price = f"{one.price} would tell" if one.price else ""
+    return "; ".join(filter(None, (one.evidence.note, *left, price)))
 
 
 def of_one(found: Found, rate: float) -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from analysis.statistics import ALPHA, Found, holm
+from analysis.statistics import ALPHA, LEAST_UNITS, Effect, Found, Planned, holm
 
 REPRODUCED, CONTRADICTED, UNCLEAR = "reproduced", "contradicted", "cannot tell"
+MOST_UNITS = 400  # to look for a decision
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,14 @@ class Rule:
         if CONTRADICTED in each:
             return CONTRADICTED, rates
         return (REPRODUCED if set(each) == {REPRODUCED} else UNCLEAR), rates
+
+    def needed(self, found: Sequence[Effect], comparisons: int | None = None) -> int | None:
+        """Return the least number of units with the mean and spread of these that decides; None above MOST_UNITS."""
+        for units in range(max(LEAST_UNITS, *(one.count + 1 for one in found)), MOST_UNITS + 1):
+            planned = [Planned(one.units, one.outcomes, one.died, one.name, units) for one in found]
+            if self.verdict(planned, comparisons)[0] != UNCLEAR:
+                return units
+        return None
 
     def is_decided(self, found: Found, rate: float) -> bool:
         return any(one.holds(found, rate) for one in self.ranges)

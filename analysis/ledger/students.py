@@ -14,6 +14,7 @@ import pandas as pd
 
 from analysis.instability import claims as prestated
 from analysis.ledger.claim import NOT_RUN, Evidence, in_one_code, others
+from analysis.ledger.rules import UNCLEAR
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, joint_level, logrank, times
 from analysis.students.arms import REPLICA, before_divergence
@@ -119,6 +120,7 @@ class Prestated:
             UNITS,
             note,
             found.verdict,
+            found.price if found.verdict == UNCLEAR else "",
             scale(runs[chosen(runs, claim.arm)]),
         )
 

@@ -77,7 +77,9 @@ class Difference:
         lost = [died(runs[part], self.column) for part in (ours, theirs)]
         note = "; ".join(f"{part.sum()} of {len(part)} died" for part in lost) if found.died[0] else ""
         if self.column == "spike_score" and not runs.loc[ours | theirs, "spikes"].any():
-            return Evidence([found], PAIRS, "no run spikes, so that scores measure noise", UNCLEAR, scale(runs), **left)
+            return Evidence(
+                [found], PAIRS, "no run spikes, so that scores measure noise", UNCLEAR, here=scale(runs), **left
+            )
         return Evidence([found], PAIRS, note, here=scale(runs), **left)
 
 
