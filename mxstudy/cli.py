@@ -34,6 +34,7 @@ from mxstudy.compat.hydra import (
     Family,
     Override,
     compose_once,
+    map_choices_if_asked,
     parse,
     read_files_once,
     stands_alone,
@@ -115,6 +116,7 @@ def hand_over(arguments: Sequence[str], take: Take | None = None) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() writes the message
     register(SWEEPS, arguments)
     compose_once()
+    map_choices_if_asked()
     try:
         with callers_hydra_aside():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()

@@ -10,11 +10,23 @@ from pathlib import Path
 
 import pytest
 from composing import compose, handed_over
+from hydra import compose as compose_hydra
+from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
 from hydra.errors import ConfigCompositionException
 
-from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, Remembered, parse, product, read_files_once
+from mxstudy.cli import callers_hydra_aside
+from mxstudy.compat import hydra
+from mxstudy.compat.hydra import (
+    CHOSEN_ALREADY,
+    NOTHING_TO_OVERRIDE,
+    Remembered,
+    map_choices_if_asked,
+    parse,
+    product,
+    read_files_once,
+)
 
 QUICK = "+experiment=quickstart"
 
@@ -75,6 +87,23 @@ def test_a_file_is_read_once_for_two_jobs(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(read) == len(set(read)) < 2 * len(without)
     assert set(read) == set(without)
     assert [config.seed for config in configs] == [1, 2]
+
+
+def test_only_a_list_with_a_reference_asks_for_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"config": "defaults: [width: one, height: '${width}', depth: one]"}
+    files |= {
+        f"{group}/{choice}": f"is: {choice}" for group in ("width", "height", "depth") for choice in ("one", "two")
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(text)
+    asked = []
+    monkeypatch.setattr(hydra, "MAP", lambda *given, own=hydra.MAP: asked.append(given) or own(*given))
+    map_choices_if_asked()
+    with callers_hydra_aside(), initialize_config_dir(str(tmp_path), version_base="1.3"):
+        config = compose_hydra("config", ["width=two"])
+    assert config == {"width": {"is": "two"}, "height": {"is": "two"}, "depth": {"is": "one"}}
+    assert len(asked) == 1
 
 
 @pytest.mark.integration
