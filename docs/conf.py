@@ -5,9 +5,11 @@ Its source is the whole repository, so that a link works here as it does where t
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # notebooks' tensors are too small for several threads, which wait busily
 sys.path.insert(0, str(Path(__file__).parent))
 
 project = "mxstudy"

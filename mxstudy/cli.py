@@ -34,6 +34,7 @@ from mxstudy.compat.hydra import (
     Family,
     Override,
     compose_once,
+    map_choices_if_asked,
     parse,
     read_files_once,
     stands_alone,
@@ -115,6 +116,8 @@ def hand_over(arguments: Sequence[str], take: Take | None = None) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() writes the message
     register(SWEEPS, arguments)
     compose_once()
+    map_choices_if_asked()
+    read_files_once()
     try:
         with callers_hydra_aside():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
@@ -246,7 +249,6 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
     values share one composition, and their values are set on it. So do jobs that differ in independent choices: each of
     these is composed once, and its section is reused. Only sections that can change are resolved again.
     """
-    read_files_once(loader)
     parsed = functools.cache(functools.partial(parse, loader))
     is_group = functools.cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
     choices_of = functools.cache(lambda group: visible(loader.get_group_options(group)))

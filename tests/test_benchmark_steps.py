@@ -34,7 +34,14 @@ from benchmarks.kept import Kept
 from mxstudy import results
 from mxstudy.train.runtime import configure_torch
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("figure_rules")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("figure_rules", "few_steps")]
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time two steps a round after one step, which is enough where nothing is compiled."""
+    monkeypatch.setattr(train_step, "WARMUP_ROUNDS", 1)
+    monkeypatch.setattr(train_step, "STEPS_A_ROUND", 2)
 
 
 @pytest.mark.slow

@@ -222,8 +222,9 @@ def check_shared(jobs: dict[str, list[plan.Job]], runs: Path) -> None:
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Read the memberships of each run only once within the block. Every sweep and figure asks all runs for theirs."""
+    """Find and read each run only once within the block, in which none changes. Every sweep and figure asks for all."""
     known: dict[Path, list[Membership]] = {}
+    frame_of = functools.cache(results.rows_of_kind)
 
     def once(folder: Path, provenance: Any, read: Any = memberships.read_memberships) -> list[Membership]:
         if folder not in known:
@@ -232,6 +233,9 @@ def read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memberships, "read_memberships", once)
+        patch.setattr(results, "look_for_runs", functools.cache(results.look_for_runs))
+        patch.setattr(results, "find_runs", functools.cache(find_runs))
+        patch.setattr(results, "rows_of_kind", lambda path, kind: frame_of(path, kind).copy())
         yield
 
 

@@ -9,9 +9,11 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, cast
 
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import ConfigDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, OverrideType
@@ -23,6 +25,8 @@ from omegaconf.errors import OmegaConfBaseException
 NOTHING_TO_OVERRIDE = r"Could not override '([^'@]+)"
 CHOSEN_ALREADY = r"Multiple values for ([^.]+)\."
 
+MAP: Any = defaults_list._create_interpolation_map  # Hydra's own
+
 
 def compose_once() -> None:
     """Make Hydra, started with --multirun, compose the config once instead of twice.
@@ -33,6 +37,19 @@ def compose_once() -> None:
     from hydra._internal.hydra import Hydra
 
     Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+
+
+def map_choices_if_asked() -> None:
+    """Make Hydra list the choices so far only for a defaults list with a reference to one of them.
+
+    Why: it makes the list, which takes a fifth of a composition, for each file, and reads it for references alone.
+    """
+    defaults_list._create_interpolation_map = _map_of_choices  # type: ignore[assignment]
+
+
+def _map_of_choices(overrides: Any, defaults: Sequence[Any], self_added: bool) -> DictConfig:
+    is_asked = any(default.is_interpolation() for default in defaults)
+    return cast(DictConfig, MAP(overrides, defaults, self_added)) if is_asked else DictConfig({})
 
 
 def product(loader: ConfigLoader, lines: Sequence[str]) -> list[list[str]]:
@@ -79,14 +96,23 @@ def first_value(line: str) -> tuple[str, Any]:
     return parsed.key_or_group, next(iter(values))
 
 
-def read_files_once(loader: ConfigLoader) -> None:
-    """Make Hydra's loader read each config file once, instead of once per job.
+def read_files_once() -> None:
+    """Make Hydra read each config file of a command once, instead of once for the command and once per job.
 
-    Why: for each job it copies its whole repository and reads and parses some thirty files again, which takes most of
-    the time of a sweep of hundreds of jobs. A loader of another class stays as it is.
+    Why: each composition copies the whole repository and reads and parses some forty files again, which takes most of
+    the time of a sweep of hundreds of jobs.
     """
-    if isinstance(loader, ConfigLoaderImpl) and not isinstance(loader.repository, Remembered):
-        loader.repository = cast(ConfigRepository, Remembered(loader.repository))
+    from hydra._internal import hydra
+
+    hydra.ConfigLoaderImpl = LoaderWithMemory  # type: ignore[misc]
+
+
+class LoaderWithMemory(ConfigLoaderImpl):
+    """Hydra's loader of configs, which keeps the files that it has read."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = cast(ConfigRepository, Remembered(self.repository))
 
 
 class Remembered:

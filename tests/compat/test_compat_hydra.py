@@ -10,11 +10,21 @@ from pathlib import Path
 
 import pytest
 from composing import compose, handed_over
+from hydra import compose as compose_hydra
+from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
 from hydra.errors import ConfigCompositionException
 
-from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, Remembered, parse, product, read_files_once
+from mxstudy.cli import callers_hydra_aside
+from mxstudy.compat import hydra
+from mxstudy.compat.hydra import (
+    CHOSEN_ALREADY,
+    NOTHING_TO_OVERRIDE,
+    map_choices_if_asked,
+    parse,
+    product,
+)
 
 QUICK = "+experiment=quickstart"
 
@@ -55,8 +65,6 @@ def test_what_a_repository_is_asked_for_is_what_ours_knows() -> None:
 
 @pytest.mark.integration
 def test_a_file_is_read_once_for_two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader, master, (job, other) = handed_over(QUICK, "seed=1,2")
-    assert isinstance(loader, ConfigLoaderImpl)
     read, load = [], ConfigRepository.load_config
 
     def counted(self: ConfigRepository, config_path: str) -> object:
@@ -64,23 +72,36 @@ def test_a_file_is_read_once_for_two_jobs(monkeypatch: pytest.MonkeyPatch) -> No
         return load(self, config_path)
 
     monkeypatch.setattr(ConfigRepository, "load_config", counted)
-    loader.load_sweep_config(master, list(job))
-    without, read[:] = list(read), []
-    read_files_once(loader)
-    repository = loader.repository
-    assert isinstance(repository, Remembered)
-    read_files_once(loader)
-    assert loader.repository is repository
-    configs = [loader.load_sweep_config(master, list(overrides)) for overrides in (job, other)]
-    assert len(read) == len(set(read)) < 2 * len(without)
-    assert set(read) == set(without)
+    loader, master, jobs = handed_over(QUICK, "seed=1,2")
+    configs = [loader.load_sweep_config(master, list(job)) for job in jobs]
+    assert len(read) == len(set(read))
+    known, read[:] = set(read), []
+    loader.repository = loader.repository.repository  # Hydra's own
+    loader.load_sweep_config(master, list(jobs[0]))
+    assert known >= set(read) != set()
     assert [config.seed for config in configs] == [1, 2]
+
+
+def test_only_a_list_with_a_reference_asks_for_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"config": "defaults: [width: one, height: '${width}', depth: one]"}
+    files |= {
+        f"{group}/{choice}": f"is: {choice}" for group in ("width", "height", "depth") for choice in ("one", "two")
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(text)
+    asked = []
+    monkeypatch.setattr(hydra, "MAP", lambda *given, own=hydra.MAP: asked.append(given) or own(*given))
+    map_choices_if_asked()
+    with callers_hydra_aside(), initialize_config_dir(str(tmp_path), version_base="1.3"):
+        config = compose_hydra("config", ["width=two"])
+    assert config == {"width": {"is": "two"}, "height": {"is": "two"}, "depth": {"is": "one"}}
+    assert len(asked) == 1
 
 
 @pytest.mark.integration
 def test_a_config_from_memory_is_a_copy() -> None:
     loader, _, _ = handed_over(QUICK)
-    read_files_once(loader)
     first = loader.repository.load_config(config_path="config")
     before = copy.deepcopy(first.config)
     first.config.clear()
