@@ -107,9 +107,12 @@ def gemm(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def references(
-    given: Inputs, rms: Rms, fold_gain: bool, gemms: Gemms, cast: BlockCast = CAST
+    given: Inputs, rms: Rms, fold_gain: bool, gemms: Gemms, cast: BlockCast = CAST, fold_gain_in_dgrad: bool = False
 ) -> list[tuple[Array, Array]]:
-    """Return H, dx, dgain, dW (Eq. 11, 13, 16 to 21), each with its largest allowed error."""
+    """Return H, dx, dgain, dW (Eq. 11, 13, 16 to 21), each with its largest allowed error.
+
+    With `fold_gain_in_dgrad`, dgrad reads W * gain, and dgain is the sum of the folded weight's gradient times W.
+    """
     dtype = str(given.x.dtype).removeprefix("torch.")
     unit = UNIT[given.x.dtype]
     x, g, W, dH = array(given.x), array(given.gain), array(given.weight), array(given.dh)
@@ -121,15 +124,18 @@ def references(
 
     forward_x, forward_w = (xbar, fp32(W * g)) if fold_gain else (fp32(xbar * g), W)
     h, h_error = gemm(q(forward_x, "forward_x", 1), q(forward_w, "forward_w", 1).T)
-    dz, dz_error = gemm(q(dH, "dgrad_dh", 1), q(W, "dgrad_w", 0))
+    dz, dz_error = gemm(q(dH, "dgrad_dh", 1), q(forward_w if fold_gain_in_dgrad else W, "dgrad_w", 0))
     dw, dw_error = gemm(q(dH, "wgrad_dh", 0).T, q(forward_x, "wgrad_x", 0))
+    folded, folded_error = dw * W, (dw_error + unit * np.abs(dw)) * np.abs(W) + 2.0**-24 * OUT * np.abs(dw * W)
     if fold_gain:
         dw, dw_error = dw * g, dw_error * np.abs(g) + unit * np.abs(dw * g)
-    dxbar, dgain = dz * g, (xbar * dz).sum(0, keepdims=True)
+    of_xbar = np.ones_like(g) if fold_gain_in_dgrad else g
+    dxbar, dgain = dz * of_xbar, (folded if fold_gain_in_dgrad else xbar * dz).sum(0, keepdims=True)
     dx = dxbar / r - x * (dxbar * x).mean(-1, keepdims=True) / r**3
 
     dz_error += unit * np.abs(dz) + 2.0**-24 * np.abs(dz) * max(TOKENS, IN)  # rounded, and what it is reduced to
-    dxbar_error, dgain_error = dz_error * np.abs(g), (dz_error * np.abs(xbar)).sum(0, keepdims=True)
+    dxbar_error = dz_error * np.abs(of_xbar)
+    dgain_error = (folded_error if fold_gain_in_dgrad else dz_error * np.abs(xbar)).sum(0, keepdims=True)
     dx_error = dxbar_error / r + np.abs(x) * (dxbar_error * np.abs(x)).mean(-1, keepdims=True) / r**3
     exact, error = (h, dx, dgain, dw), (h_error, dx_error, dgain_error, dw_error)
     return [(e, d + 1.01 * unit * (np.abs(e) + d)) for e, d in zip(exact, error, strict=True)]

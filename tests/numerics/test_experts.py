@@ -193,13 +193,21 @@ def test_random_numbers_are_those_of_a_token_wherever_it_goes():
     assert torch.equal(torch.cat((outputs(slice(0, half)), outputs(slice(half, TOKENS)))), whole)
 
 
-def test_rows_that_are_dispatched_already_are_read_as_they_are():
+@pytest.mark.parametrize("is_grouped", [False, True], ids=["loop", "grouped"])
+def test_rows_that_are_dispatched_already_are_read_as_they_are(is_grouped):
+    """A token's gradient is the sum of its copies'."""
     dispatch, gemms = dispatch_of(chosen(), EXPERTS, 32), filled("mxfp8")
-    x_TI, weight = integers(TOKENS, IN, seed=1), integers(EXPERTS, OUT, IN, seed=2).bfloat16()
-    h = read_norm(normed(x_TI), weight, Linear(gemms), torch.bfloat16, dispatch)
-    rows = torch.cat((x_TI, torch.zeros(1, IN)))[dispatch.tokens_N.clamp_max(TOKENS)].bfloat16()
-    for is_grouped in (False, True):
-        assert torch.equal(read_rows(rows, weight, Linear(gemms), torch.bfloat16, dispatch, is_grouped), h)
+    x_TI, weight = integers(TOKENS, IN, seed=1).requires_grad_(), integers(EXPERTS, OUT, IN, seed=2).bfloat16()
+    rows = torch.cat((x_TI.detach(), torch.zeros(1, IN)))[dispatch.tokens_N.clamp_max(TOKENS)].bfloat16()
+    of_norm, of_rows = (weight.clone().requires_grad_() for _ in range(2))
+    h = read_norm(normed(x_TI), of_norm, Linear(gemms), torch.bfloat16, dispatch)
+    found = read_rows(rows.requires_grad_(), of_rows, Linear(gemms), torch.bfloat16, dispatch, is_grouped)
+    assert torch.equal(found, h)
+    dh = integers(*h.shape, seed=3).bfloat16() * (dispatch.copies_N < TOKENS * K)[:, None]
+    h.backward(dh)
+    found.backward(dh)
+    assert torch.equal(of_rows.grad, of_norm.grad)
+    assert torch.equal(sum_of_copies(rows.grad, Dispatch(*dispatch)), x_TI.grad)
 
 
 def test_a_folded_gain_is_in_the_weight_and_its_gradient_is_of_the_product():

@@ -20,6 +20,7 @@ from mxstudy.numerics.quality import (
     quantisation_gain,
     r_squared,
     sqnr_db,
+    subnormal_scale_fraction,
     underflow_fraction,
 )
 
@@ -146,6 +147,16 @@ def test_a_block_scale_of_zero_underflows_and_clamps_nothing() -> None:
     assert underflow_fraction(got, x).item() == 31 / 32
     assert max_fraction(got).item() == 1 / 32
     assert overflow_fraction(got, x).item() == 0
+
+
+@each(("smallest", "share"), [(2.0**-16, 0.5), (2.0**-15, 0.5), (2.0**-14, 0.0)])
+def test_a_scale_below_the_least_normal_one_is_subnormal(smallest: float, share: float) -> None:
+    """The scales are 448 and 448 * smallest; the least normal one is 2^-6, and 448 is 1.75 * 2^8."""
+    x = torch.cat((torch.ones(1, 16), torch.full((1, 16), smallest)), 1)
+    cast = Cast(format="NVFP4", scale="E4M3", outer_scale="tensor", chain="training").filled(BlockCast(16))
+    assert subnormal_scale_fraction(quantize_as(x, cast, -1)) == share
+    assert subnormal_scale_fraction(quantize_as(x, dataclasses.replace(cast, chain="inference"), -1)) == 0
+    assert subnormal_scale_fraction(quantize(x, "E4M3")) == 0
 
 
 def test_of_nvfp4_both_scales_count() -> None:

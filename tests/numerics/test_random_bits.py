@@ -9,6 +9,7 @@ import pytest
 import torch
 from bits import assert_same_bits, every_format
 from each import each
+from torch.library import opcheck
 
 from mxstudy.numerics.formats import FORMATS, ROUNDINGS
 from mxstudy.numerics.random_bits import (
@@ -102,6 +103,13 @@ def test_a_replica_draws_as_it_does_alone():
     signs = random_signs(stack, 16)
     assert signs.shape == (3, 1, 16)
     assert torch.equal(signs[:, 0], torch.stack([random_signs(one, 16) for one in alone]))
+
+
+@pytest.mark.parametrize("replicas", [(), (2,)], ids=str)
+def test_a_compiler_is_told_the_shape_of_the_words(replicas):
+    key, place = torch.zeros(*replicas, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    arguments = (key, place, 4, 6, 0)
+    opcheck(torch.ops.mxstudy.random_words.default, arguments, test_utils="test_faketensor")
 
 
 def test_words_are_spread_and_streams_uncorrelated():

@@ -64,10 +64,10 @@ def written_out_skipped(centers: bool) -> list[Array]:
     return [y, dx - dx.mean(-1, keepdims=True) if centers else dx, (dy * xbar).sum(0), dy.sum(0)]
 
 
-def run(centers: bool, skipped: bool = False) -> list[torch.Tensor]:
+def run(centers: bool, **options: bool) -> list[torch.Tensor]:
     x, gain, bias, dy = tensors()
     leaves = [t.requires_grad_() for t in (x, gain, bias)]
-    y = norm_op_by_op(*leaves, EPS, centers, skipped)
+    y = norm_op_by_op(*leaves, EPS, centers, **options)
     assert y.dtype == torch.bfloat16
     y.backward(dy.bfloat16())
     assert all(leaf.grad.dtype == torch.float32 for leaf in leaves)
