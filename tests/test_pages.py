@@ -197,8 +197,9 @@ def test_a_median_decides_whether_a_limit_is_met(a_step: dict[str, Any]) -> None
     for value, is_met in ((1.031, False), (1.029, True)):
         mxfp8["over_bf16"] = value
         assert time.is_met() is is_met
+        assert time.met("H100") == ("yes" if is_met else "no")
         assert time.measured("H100").startswith(f"{value} +- ")
-    assert time.measured("H200") == "-"
+    assert time.measured("B200") == "-"
 
 
 def test_kernels_are_grouped_by_what_they_do(a_step: dict[str, Any]) -> None:
@@ -245,8 +246,15 @@ def test_a_mixture_beside_a_dense_model_whose_step_varies(monkeypatch: pytest.Mo
     arms = [{"arm": arm, "step_ms": ms, "spread_ms": spread} for arm, (ms, spread) in times.items()]
     monkeypatch.setattr(marks, "benchmark", lambda _: {"rows": [one | {"mfu_over_dense": 0.5} for one in arms]})
     shares = f"{0.5 * 0.75 / 1.1:.2f} to {0.5 * 1.25 / 0.9:.2f}"
-    assert mixtures.least_and_most_of_dense("experts, bf16") == shares
-    assert mixtures.spreads("experts") == "10 to 25 %"
+    assert mixtures.of_dense_by_spreads("experts, bf16") == shares
+
+
+def test_a_mixture_beside_a_dense_model_if_the_gpu_waited_for_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mixture has kernels in half of its step, the dense model in 0.8 of it: 0.5 * 0.8 / 0.5."""
+    times = {"experts, bf16": (200.0, 100.0), "dense, bf16": (100.0, 80.0)}
+    arms = [{"arm": arm, "step_ms": ms, "kernels_ms": kernels} for arm, (ms, kernels) in times.items()]
+    monkeypatch.setattr(marks, "benchmark", lambda _: {"rows": [one | {"mfu_over_dense": 0.5} for one in arms]})
+    assert mixtures.of_dense_without_waiting("experts, bf16") == "0.80"
 
 
 def test_the_fastest_other_tile_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,12 +131,17 @@ LAUNCH: Parts = {
 }
 
 
-NEWER_PROBES, OLDER_PROBES = "probe_overhead_h100", "probe_overhead"  # of an H100 on a busy host, and of an H200
-EVERY_100, EVERY_STEP = "all but gradient_bias", "norm_output_rms"
+PROBED = "probe_overhead"  # the newest measurement
+MEASUREMENTS = {
+    "probe_overhead_earlier": ("an H200, nearly alone", "0fe1755"),
+    "probe_overhead_h100": ("an H100 of a busy host", "e4ffdd9"),
+    PROBED: ("an H200, beside one other benchmark", "0474b7a"),
+}
+EVERY_100, EVERY_STEP, WATCH = "all but gradient_bias", "norm_output_rms", "spike watch, ring of features"
 
 
-def probes(name: str) -> str:
-    said = {"spike watch, ring of features": "outlier_features, their ring, the watch for spikes"}
+def probes() -> str:
+    said = {WATCH: "outlier_features, their ring, the watch for spikes"}
     cells = [
         (
             said.get(one["probes"], one["probes"]),
@@ -145,7 +150,7 @@ def probes(name: str) -> str:
             f"{one['extra_ms']:.1f} +- {one['extra_spread_ms']:.1f}",
             f"{100 * one['overhead']:.2g} %",
         )
-        for one in rows(name)
+        for one in rows(PROBED)
     ]
     columns = [
         *("probes", "every", "step without, ms"),
@@ -161,13 +166,31 @@ def overhead(name: str, probe: str, form: str) -> str:
     return f"{plus_minus(100 * one['overhead'], 100 * spread, form)} %"
 
 
+def measurements() -> str:
+    """Return the table of what the limited probes cost in each measurement, the oldest first."""
+    cells = [
+        (
+            where,
+            f"`{commit}`",
+            f"{row(name, probes=EVERY_STEP)['step_ms']:.0f}",
+            overhead(name, EVERY_STEP, ".1f"),
+            overhead(name, EVERY_100, ".3f"),
+            overhead(name, WATCH, ".1f"),
+        )
+        for name, (where, commit) in MEASUREMENTS.items()
+    ]
+    columns = ["on", "commit", "step without, ms", "norm_output_rms", "all but gradient_bias", "watch for spikes"]
+    return markdown(columns, cells, left=columns[:2])
+
+
 PROBES: Parts = {
-    "probes": partial(probes, NEWER_PROBES),
-    "probes, H200": partial(probes, OLDER_PROBES),
-    "all": partial(overhead, NEWER_PROBES, EVERY_100, ".2f"),
-    "all, H200": partial(overhead, OLDER_PROBES, EVERY_100, ".3f"),
-    "rms": partial(overhead, NEWER_PROBES, EVERY_STEP, ".1f"),
-    "rms, H200": partial(overhead, OLDER_PROBES, EVERY_STEP, ".1f"),
-    "rms, every 10, H200": lambda: f"{10 * row(OLDER_PROBES, probes=EVERY_STEP)['overhead']:.2f} %",
-    "spike watch": partial(overhead, NEWER_PROBES, "spike watch, ring of features", ".1f"),
+    "probes": probes,
+    "measurements": measurements,
+    "all": partial(overhead, PROBED, EVERY_100, ".2f"),
+    "rms": partial(overhead, PROBED, EVERY_STEP, ".1f"),
+    "rms, every 10": lambda: f"{100 * row(PROBED, probes=EVERY_STEP)['overhead'] / 10:.2f} %",
+    "all, earlier": partial(overhead, "probe_overhead_earlier", EVERY_100, ".3f"),
+    "rms, earlier": partial(overhead, "probe_overhead_earlier", EVERY_STEP, ".1f"),
+    "extra of all": lambda: f"{row(PROBED, probes=EVERY_100)['extra_ms']:.0f}",
+    "extra of all, earlier": lambda: f"{row('probe_overhead_earlier', probes=EVERY_100)['extra_ms']:.0f}",
 }

@@ -6,7 +6,7 @@ from functools import partial
 
 import pandas as pd
 
-from analysis.pages.marks import Parts, frame, least_and_most, row, rows
+from analysis.pages.marks import Parts, least_and_most, row, rows
 from analysis.pages.step_cost import reading
 from mxstudy.results import markdown, plus_minus
 
@@ -20,13 +20,19 @@ ARMS = {
     "dense, mxfp8": "dense model, MXFP8",
 }
 
-NEWER, EARLIER = "experts", "experts_earlier"  # measurements
+QUIET = "experts"  # the measurement on a quiet host
 SHARES = ("experts, bf16", "experts, mxfp8")
+PROFILED = (*SHARES, "dense, bf16", "dense, mxfp8")
+MEASUREMENTS = {
+    "experts_earlier": ("878452e", "earlier, on an H100 of a busy host"),
+    "experts_busy": ("e4ffdd9", "on an H100 of a busy host"),
+    QUIET: ("0474b7a", "above, on an H200 of a quiet host"),
+}
 
 
 def steps() -> str:
     cells = []
-    for one in rows("experts"):
+    for one in rows(QUIET):
         cells.append(
             (
                 ARMS[one["arm"]],
@@ -52,11 +58,11 @@ def steps() -> str:
     return markdown(columns, cells, left=columns[:1])
 
 
-def of_dense(arm: str, name: str = NEWER) -> str:
-    return f"{row(name, arm=arm)['mfu_over_dense']:.2f}"
+def of_dense(arm: str) -> str:
+    return f"{row(QUIET, arm=arm)['mfu_over_dense']:.2f}"
 
 
-def least_and_most_of_dense(arm: str, name: str = NEWER) -> str:
+def of_dense_by_spreads(arm: str, name: str = QUIET) -> str:
     """Return the MFU over dense if both steps were off by their spreads, against the mixture and for it."""
     own, dense = row(name, arm=arm), row(name, arm=arm.replace("experts", "dense"))
     found = own["mfu_over_dense"]
@@ -67,50 +73,67 @@ def least_and_most_of_dense(arm: str, name: str = NEWER) -> str:
     return least_and_most(found * pd.Series(off), ".2f")
 
 
-def over(arm: str, form: str = ".1f") -> str:
-    one = row("experts", arm=arm)
-    return plus_minus(one["over_bf16"], one["over_bf16_spread"], form)
+def busy(arm: str) -> float:
+    """Return the share of a step in which the GPU runs a kernel, by the kernels of one profiled step."""
+    one = row(QUIET, arm=arm)
+    return float(one["kernels_ms"] / one["step_ms"])
 
 
-def spreads(name: str) -> str:
-    """Return the spread of a step in percent of the step, over all arms: the least and the most."""
-    found = frame(name)
-    return least_and_most(100 * found["spread_ms"] / found["step_ms"], ".0f") + " %"
+def of_dense_without_waiting(arm: str) -> str:
+    """Return the MFU over dense if both steps took as long as their kernels."""
+    dense = arm.replace("experts", "dense")
+    return f"{row(QUIET, arm=arm)['mfu_over_dense'] * busy(dense) / busy(arm):.2f}"
+
+
+def over(arm: str) -> str:
+    one = row(QUIET, arm=arm)
+    return plus_minus(one["over_bf16"], one["over_bf16_spread"], ".1f")
+
+
+def waiting() -> str:
+    cells = [
+        (
+            ARMS[arm],
+            f"{row(QUIET, arm=arm)['step_ms']:.1f}",
+            f"{row(QUIET, arm=arm)['kernels_ms']:.1f}",
+            f"{100 * (1 - busy(arm)):.0f} %",
+        )
+        for arm in PROFILED
+    ]
+    return markdown(["step", "ms", "ms of its kernels", "without a kernel"], cells, left=["step"])
+
+
+def measurements() -> str:
+    cells = [
+        (
+            said,
+            f"`{commit}`",
+            *(
+                text
+                for arm in SHARES
+                for text in (f"{row(name, arm=arm)['mfu_over_dense']:.2f}", of_dense_by_spreads(arm, name))
+            ),
+        )
+        for name, (commit, said) in MEASUREMENTS.items()
+    ]
+    columns = ["measurement", "commit", "bf16", "by the spreads", "MXFP8", "by its spreads"]
+    return markdown(columns, cells, left=columns[:2])
 
 
 def millions(arm: str, column: str) -> str:
-    return f"{row('experts', arm=arm)[column] / 1e6:.0f} million"
-
-
-def ms(arm: str, name: str) -> str:
-    one = row(name, arm=arm)
-    return plus_minus(one["step_ms"], one["spread_ms"], ".0f")
-
-
-def idle_power(name: str) -> str:
-    """Return the least reading of the power of each arm: the least and the most of them."""
-    return least_and_most(frame(name)["power_w_min"], ".0f")
+    return f"{row(QUIET, arm=arm)[column] / 1e6:.0f} million"
 
 
 MIXTURES: Parts = {
     "steps": steps,
+    "waiting": waiting,
+    "measurements": measurements,
     **{f"{arm} of dense": partial(of_dense, arm) for arm in ARMS if arm.startswith("experts")},
-    **{f"{arm} of dense, by the spreads": partial(least_and_most_of_dense, arm) for arm in SHARES},
-    **{f"{arm} of dense, earlier": partial(of_dense, arm, EARLIER) for arm in SHARES},
-    **{f"{arm} of dense, by the spreads, earlier": partial(least_and_most_of_dense, arm, EARLIER) for arm in SHARES},
+    **{f"{arm} of dense, by the spreads": partial(of_dense_by_spreads, arm) for arm in SHARES},
+    **{f"{arm} of dense without waiting": partial(of_dense_without_waiting, arm) for arm in SHARES},
     **{f"{arm} over the mixture": partial(over, arm) for arm in ("loop, bf16", "loop, mxfp8")},
-    **{
-        f"{arm}, ms{said}": partial(ms, arm, name)
-        for arm in ("experts, bf16", "dense, bf16")
-        for said, name in (("", NEWER), (", earlier", EARLIER))
-    },
-    "spreads": partial(spreads, NEWER),
-    "spreads, earlier": partial(spreads, EARLIER),
-    "idle power": partial(idle_power, NEWER),
-    "idle power, earlier": partial(idle_power, EARLIER),
     "parameters": partial(millions, "experts, bf16", "parameters"),
     "active": partial(millions, "experts, bf16", "active_matmul_parameters"),
     "active of dense": partial(millions, "dense, bf16", "active_matmul_parameters"),
-    "rounds": lambda: f"{row(NEWER, arm='experts, bf16')['rounds']}",
-    "rounds, earlier": lambda: f"{row(EARLIER, arm='experts, bf16')['rounds']}",
+    "rounds": lambda: f"{row(QUIET, arm='experts, bf16')['rounds']}",
 }

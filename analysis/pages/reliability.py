@@ -124,6 +124,7 @@ SOAK: Parts = {
 # --------------------------------------------------------------------------------------------------- checksums
 
 LIMIT = 0.1
+LEAST_ROUNDS = 3  # of which one can tell whether the limit is met
 SIZES = ("checkpoint_1_layer", "checkpoint", "checkpoint_llama_1b")  # the last is the whole model, on another machine
 
 
@@ -148,11 +149,12 @@ def checksums() -> str:
 def added(name: str, what: str) -> str:
     """Return what checksums add, and whether one can tell.
 
-    One can tell if there are equal rounds, and these differ by less than the limit.
+    One can tell if there are enough equal rounds, and these differ by less than the limit.
     """
     one = row(name, what=what)
-    if benchmark(name)["settings"]["rounds"] == 1:
-        return f"{100 * one['added']:+.0f} % (cannot tell: one round)"
+    count = benchmark(name)["settings"]["rounds"]
+    if count < LEAST_ROUNDS:
+        return f"{100 * one['added']:+.0f} % (cannot tell: {count} rounds)"
     spread = one["without_median_s"] / one["without_s"] - 1
     noisy = f" (cannot tell: without them the median is {100 * spread:.0f} % above the fastest)"
     return f"{100 * one['added']:+.0f} %" + (noisy if spread > LIMIT else "")
@@ -191,6 +193,7 @@ CHECKPOINT: Parts = {
     "load average, whole": partial(settings, SIZES[2], "{load_average:.0f}"),
     "cores, whole": partial(cores, SIZES[2]),
     "commit, whole": partial(commit, SIZES[2]),
+    "rounds, whole": partial(settings, SIZES[2], "{rounds}"),
     "command, whole": partial(command, SIZES[2]),
     **origin("checkpoint"),
 }

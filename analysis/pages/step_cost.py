@@ -27,7 +27,7 @@ STEPS = {  # {arm of the benchmark: its name on the page}
     "sr_rht_2d, rmsnorm": "MXFP8 with all three, RMSNorm",
 }
 READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # readings of the GPU
-CASES = (("llama_1b", "H100"), ("llama_125m", "H100"), ("llama_1b", "H200"))
+CASES = (("llama_1b", "H100"), ("llama_125m", "H100"), ("llama_1b", "H200"), ("llama_125m", "H200"))
 RECOMPUTING = ("bf16, fused, recomputing MLPs", "mxfp8, rmsnorm, recomputing MLPs")
 
 
@@ -54,9 +54,12 @@ class Limit(NamedTuple):
     def limit_said(self) -> str:
         return f"at {'least' if self.at_least else 'most'} {self.limit:g}"
 
-    def is_met(self) -> bool:
-        value = self.value("H100")
+    def is_met(self, gpu: str = "H100") -> bool:
+        value = self.value(gpu)
         return value >= self.limit if self.at_least else value <= self.limit
+
+    def met(self, gpu: str) -> str:
+        return "-" if self.measured(gpu) == "-" else "yes" if self.is_met(gpu) else "no"
 
 
 BF16, BF16_SOME, MXFP8, MXFP8_SOME = "bf16, fused", RECOMPUTING[0], "mxfp8, rmsnorm", RECOMPUTING[1]
@@ -85,11 +88,14 @@ def limits() -> str:
             one.limit_said,
             one.measured("H100"),
             one.measured("H200"),
-            "yes" if one.is_met() else "no",
+            one.met("H100"),
+            one.met("H200"),
         )
         for one in LIMITS
     ]
-    return markdown(["what", "limit", "on an H100", "on an H200", "met on the H100"], cells, left=["what", "limit"])
+    return markdown(
+        ["what", "limit", "on an H100", "on an H200", "met on the H100", "on the H200"], cells, left=["what", "limit"]
+    )
 
 
 def step_of(model: str, gpu: str) -> str:
@@ -184,6 +190,8 @@ SAID = {  # {name of a part: model, GPU, arm, column}
             ("llama_1b", "H200", "mxfp8, rmsnorm"),
             ("llama_125m", "H100", "mxfp8, rmsnorm"),
             ("llama_125m", "H100", "mxfp8, mxnorm_p2"),
+            ("llama_125m", "H200", "mxfp8, rmsnorm"),
+            ("llama_125m", "H200", "mxfp8, mxnorm_p2"),
         )
     },
     **{
@@ -191,6 +199,8 @@ SAID = {  # {name of a part: model, GPU, arm, column}
         for model, gpu, arm in (
             ("llama_125m", "H100", "nvfp4, rmsnorm"),
             ("llama_125m", "H100", NO_RANDOM),
+            ("llama_125m", "H200", "nvfp4, rmsnorm"),
+            ("llama_125m", "H200", NO_RANDOM),
             ("llama_1b", "H100", "nvfp4, rmsnorm"),
         )
     },

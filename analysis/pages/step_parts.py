@@ -33,6 +33,7 @@ BY = {
     "one after another": "PyTorch, tensor by tensor",
 }
 OURS = [by for by in BY if by.endswith("ours")]
+NEWER_PARTS, NEWER_CASTS = "parts_h200", "operands_h200"  # of an H200, with the tiles of now
 HEADS, KV_HEADS, HEAD_SIZE = 16, 4, 64  # of conf/model/llama_125m.yaml
 VOCABULARY = 128256  # of conf/model/llama_1b.yaml
 
@@ -57,20 +58,20 @@ def table() -> str:
     return markdown(columns, cells, left=columns[:2])
 
 
-def ours(part: str) -> dict[str, float]:
-    (found,) = (one for one in rows("parts") if one["part"] == part and one["by"] in OURS)
+def ours(part: str, name: str = "parts") -> dict[str, float]:
+    (found,) = (one for one in rows(name) if one["part"] == part and one["by"] in OURS)
     return dict(found)
 
 
 OTHER_TILE = "ours, "  # what the makers of our kernels with other tiles begin with
 
 
-def other_tiles() -> str:
+def other_tiles(name: str = "parts") -> str:
     """Return the table of our kernels with their tile and with the fastest other one that was tried."""
     cells = []
     for part, (said, _) in SAID.items():
-        if others := tiles_of(part):
-            best, own = fastest(others), ours(part)
+        if others := tiles_of(part, name):
+            best, own = fastest(others), ours(part, name)
             cells.append(
                 (
                     said,
@@ -90,9 +91,9 @@ def tile_saves(part: str) -> str:
     return f"{ours(part)['ms_of_step'] - fastest(tiles_of(part))['ms_of_step']:.1f}"
 
 
-def tiles_of(part: str) -> list[dict[str, Any]]:
+def tiles_of(part: str, name: str = "parts") -> list[dict[str, Any]]:
     """Return the rows of a part by our kernel with other tiles."""
-    return [one for one in rows("parts") if one["part"] == part and one["by"].startswith(OTHER_TILE)]
+    return [one for one in rows(name) if one["part"] == part and one["by"].startswith(OTHER_TILE)]
 
 
 def fastest(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -125,22 +126,58 @@ def tiles_of_both() -> list[dict[str, Any]]:
     return [one for one in rows("operands") if one["operand"].startswith(CAST_TILES)]
 
 
+def tiles_on_both() -> str:
+    """Return the table of the tiles of the kernel that makes both of NVFP4's operands, on an H100 and an H200."""
+    older, newer = (
+        {one["operand"]: one["us"] for one in rows(name) if one["operand"].startswith(CAST_TILES)}
+        for name in ("operands", NEWER_CASTS)
+    )
+    cells = [(tile.removeprefix(CAST_TILES), f"{older[tile]:.0f}", f"{newer[tile]:.0f}") for tile in older]
+    return markdown(["elements x warps", "us on an H100", "us on an H200"], cells, left=["elements x warps"])
+
+
+def ours_on_the_h200() -> str:
+    """Return the table of our kernels, with their shares of a copy, on an H200 and on an H100."""
+    cells = []
+    for part, (said, least) in SAID.items():
+        own = ours(part, NEWER_PARTS)
+        cells.append(
+            (
+                said,
+                f"{own['ms_of_step']:.2f}",
+                f"{own['tb_per_s']:.2f}",
+                f"{own['tb_per_s'] / own['of_copy']:.2f}",
+                f"{100 * own['of_copy']:.0f} %",
+                f"{100 * ours(part)['of_copy']:.0f} %",
+                f"{100 * least:.0f} %" if least else "-",
+            )
+        )
+    columns = ["our part of a step of llama_1b, H200", "ms", "TB/s", "TB/s of a copy beside it", "share of it"]
+    return markdown([*columns, "on the H100", "target"], cells, left=columns[:1])
+
+
 def both_over_ours() -> str:
     return f"{fastest(tiles_of_both())['us'] / row('operands', operand='NVFP4, both')['us']:.2f}"
 
 
-def share(part: str) -> str:
-    return f"{100 * ours(part)['of_copy']:.0f} %"
+def share(part: str, name: str = "parts") -> str:
+    return f"{100 * ours(part, name)['of_copy']:.0f} %"
 
 
-def copied(part: str) -> float:
+def copied(part: str, name: str = "parts") -> float:
     """Return the TB/s of the copy beside a part."""
-    return ours(part)["tb_per_s"] / ours(part)["of_copy"]
+    return ours(part, name)["tb_per_s"] / ours(part, name)["of_copy"]
 
 
-def of_the_faster_copy(part: str) -> str:
+def of_the_faster_copy(part: str, name: str = "parts") -> str:
     """Return a part's rate over that of the copy beside AdamW."""
-    return f"{100 * ours(part)['tb_per_s'] / copied('adamw'):.0f} %"
+    return f"{100 * ours(part, name)['tb_per_s'] / copied('adamw', name):.0f} %"
+
+
+def smaller_tile_over_ours(name: str) -> str:
+    """Return the time of the tile 2048 x 2 over that of 4096 x 8, the kernel's default now, for NVFP4's operands."""
+    smaller, default = (row(name, operand=f"{CAST_TILES}{tile}")["us"] for tile in ("2048 x 2", "4096 x 8"))
+    return f"{smaller / default:.2f}"
 
 
 def rotary_ms(arm: str) -> str:
@@ -215,6 +252,16 @@ PARTS: Parts = {
     "share of cross-entropy": partial(share, "cross-entropy"),
     "cross-entropy, compiled": lambda: f"{row('parts', part='cross-entropy', by='inductor')['ms_of_step']:.2f}",
     "tiles": other_tiles,
+    "tiles, H200": partial(other_tiles, NEWER_PARTS),
+    "tiles of both, by GPU": tiles_on_both,
+    "2048 x 2 over ours, H100": partial(smaller_tile_over_ours, "operands"),
+    "2048 x 2 over ours, H200": partial(smaller_tile_over_ours, NEWER_CASTS),
+    "SwiGLU of the faster copy, H200": partial(of_the_faster_copy, "swiglu backward, both casts", NEWER_PARTS),
+    "parts, H200": ours_on_the_h200,
+    **{
+        f"share of {part}, H200": partial(share, part, NEWER_PARTS)
+        for part in ("swiglu backward, both casts", "adamw", "clip", "cross-entropy")
+    },
     "tile of SwiGLU saves": partial(tile_saves, "swiglu backward, both casts"),
     "casts": casts,
     "both over ours": both_over_ours,

@@ -58,9 +58,9 @@ def group_of(kernel: str) -> str:
     return next((group for group, texts in GROUPS.items() if any(text in kernel for text in texts)), REST)
 
 
-def ms_of(model: str, arm: str) -> dict[str, float]:
-    """Return the milliseconds of each group of kernels in a step on an H100."""
-    return groups_ms(name_of(model, "H100"), arm)
+def ms_of(model: str, arm: str, gpu: str = "H100") -> dict[str, float]:
+    """Return the milliseconds of each group of kernels in a step."""
+    return groups_ms(name_of(model, gpu), arm)
 
 
 def groups_ms(name: str, arm: str) -> dict[str, float]:
@@ -72,22 +72,22 @@ def groups_ms(name: str, arm: str) -> dict[str, float]:
     return found
 
 
-def kernels_ms(model: str, arm: str) -> float:
-    return sum(ms_of(model, arm).values())
+def kernels_ms(model: str, arm: str, gpu: str = "H100") -> float:
+    return sum(ms_of(model, arm, gpu).values())
 
 
-def step_ms(model: str, arm: str) -> float:
-    return float(row(name_of(model, "H100"), arm=arm)["step_ms"])
+def step_ms(model: str, arm: str, gpu: str = "H100") -> float:
+    return float(row(name_of(model, gpu), arm=arm)["step_ms"])
 
 
-def profile(model: str) -> str:
+def profile(model: str, gpu: str) -> str:
     """Return the table of a model: a row for each group, a column for each arm."""
-    of = {arm: ms_of(model, arm) for arm in ARMS}
+    of = {arm: ms_of(model, arm, gpu) for arm in ARMS}
     order = [*BUSY, *(group for group in GROUPS if group not in BUSY), REST]
     cells = [(group, *(f"{of[arm][group]:.1f}" if of[arm][group] else "-" for arm in ARMS)) for group in order]
-    cells.append(("all kernels", *(f"{kernels_ms(model, arm):.1f}" for arm in ARMS)))
-    cells.append(("the step, as timed", *(f"{step_ms(model, arm):.1f}" for arm in ARMS)))
-    head = f"ms of a step of {model} on an H100"
+    cells.append(("all kernels", *(f"{kernels_ms(model, arm, gpu):.1f}" for arm in ARMS)))
+    cells.append(("the step, as timed", *(f"{step_ms(model, arm, gpu):.1f}" for arm in ARMS)))
+    head = f"ms of a step of {model} on an {gpu}"
     return markdown([head, *ARMS.values()], cells, left=[head])
 
 
@@ -205,6 +205,15 @@ def casts(arm: str) -> float:
     return of["casts alone"] + sum(of[group] - without[group] for group in within)
 
 
+CASTING = ("casts alone", "SwiGLU, with casts", "rotary embedding, with casts", "norms, with casts")
+
+
+def more_on_the_h200(groups: tuple[str, ...]) -> str:
+    """Return how many ms these kernels take in llama_125m's NVFP4 without random parts beyond those of MXFP8."""
+    without, base = (ms_of("llama_125m", arm, "H200") for arm in (NO_RANDOM, MXFP8))
+    return f"{sum(without[group] - base[group] for group in groups):.1f}"
+
+
 def allowed() -> str:
     """Return by how many ms a step of NVFP4 without its random parts may be longer than one of MXFP8."""
     return f"{0.10 * step_ms('llama_125m', MXFP8):.0f}"
@@ -217,7 +226,18 @@ def rounds() -> str:
 
 
 PROFILE: Parts = {
-    **{f"profile of {model}": partial(profile, model) for model in MODELS},
+    **{f"profile of {model}": partial(profile, model, "H100") for model in MODELS},
+    "profile of llama_125m, H200": partial(profile, "llama_125m", "H200"),
+    **{
+        f"more in NVFP4, H200: {said}": partial(more_on_the_h200, groups)
+        for said, groups in {
+            "all kernels": (*GROUPS, REST),
+            "casts": CASTING,
+            "products": ("products times tensor scales",),
+            "largest values": ("largest values, for tensor scales",),
+            "others": (REST,),
+        }.items()
+    },
     "budgets": budgets,
     "copy": partial(of_settings, "llama_125m", "copied_bytes_per_s", 1e12, ".2f"),
     **{f"floor of {model}": partial(of_settings, model, "floor_over_bf16", 1, ".3f") for model in MODELS},
