@@ -45,7 +45,7 @@ def deciding(config: Flat) -> dict[str, Value]:
     A key that the schema lacks stands for itself. A recipe counts by its computation, not by its name.
     """
     kinds = kinds_in(config)
-    return canonical(defaults_of(kinds) | set_in(config, kinds))
+    return canonical({**defaults_of(kinds), **set_in(config, kinds)})
 
 
 def kinds_in(config: Flat) -> Kinds:
@@ -53,7 +53,8 @@ def kinds_in(config: Flat) -> Kinds:
     return frozenset((k, str(v)) for k, v in config.items() if k == "study" or k.endswith("kind"))
 
 
-def defaults_of(kinds: Kinds) -> dict[str, Value]:
+@functools.cache
+def defaults_of(kinds: Kinds) -> Mapping[str, Value]:
     """Return the defaults, where there are any, of the fields that decide the numbers of runs of these kinds."""
     fields = fields_of(kinds).values()
     return {field.key: field.default for field in fields if field.decides and field.default is not None}
@@ -61,11 +62,10 @@ def defaults_of(kinds: Kinds) -> dict[str, Value]:
 
 def set_in(part: Flat, kinds: Kinds) -> dict[str, Value]:
     """Return the values that `part` sets, part of a flat config of these kinds; null counts as not set."""
-    fields = fields_of(kinds)
+    fields, owners = fields_of(kinds), owners_in(kinds)
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, given in part.items():
-        value = scalar(given)
-        owner = next((start for start in starts_of(key) if start in fields), key)
+        value, owner = scalar(given), owners[key]
         if value is not None and (owner not in fields or fields[owner].decides):
             found[owner][key[len(owner) + 1 :]] = value
     return {key: parts[""] if parts.keys() == {""} else tuple(sorted(parts.items())) for key, parts in found.items()}
@@ -127,6 +127,22 @@ def fields_of(kinds: Kinds) -> dict[str, Field]:
     """Return the fields of runs of these kinds, by their dotted keys."""
     of = dict(kinds)
     return {field.key: field for field in _fields(STUDIES.get(of.get("study", ""), Run), of)}
+
+
+class Owners(dict[str, str]):
+    """The field to which each key of a flat config belongs; the key itself where the schema has no such field."""
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        super().__init__()
+        self.fields = fields
+
+    def __missing__(self, key: str) -> str:
+        return self.setdefault(key, next((start for start in starts_of(key) if start in self.fields), key))
+
+
+@functools.cache
+def owners_in(kinds: Kinds) -> Owners:
+    return Owners(fields_of(kinds))
 
 
 def _fields(hint: Any, kinds: Flat, prefix: str = "") -> Iterator[Field]:
