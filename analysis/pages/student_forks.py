@@ -97,6 +97,28 @@ def soon_after() -> pd.Series:
     return of_changes()[lambda steps: steps <= SOON]
 
 
+def replicas_soon() -> str:
+    """Return how many replicas have a divergence soon after the switch, with anything but the controls."""
+    own = forks(WITH_CONTROL).query("point == @FIRST and intervention not in @CONTROLS")
+    soon = own[own["diverged_at"] - own["step"] <= SOON]
+    return str(len(soon.drop_duplicates(["data_seed", "seed"])))
+
+
+def late(name: str) -> pd.Series:
+    """Return how many steps after the switch 10 steps before each replica diverges with an intervention."""
+    own = at("before 10", name, WITH_CONTROL).set_index(["data_seed", "seed"])
+    return (own["diverged_at"] - own["step"]).dropna()
+
+
+def median_late(*names: str) -> str:
+    return least_and_most(pd.Series([late(name).median() for name in names]), "g")
+
+
+def sooner_than_the_redraw(name: str) -> str:
+    """Return how many replicas that diverge with both do so sooner with the intervention: '12 of 16'."""
+    return share_of((late(REDRAWN) - late(name)).dropna() > 0)
+
+
 def to_go() -> pd.Series:
     """Return how many steps after the switch at 0.88 each fork without a change diverges."""
     control = at(FIRST, "none", WITH_CONTROL)
@@ -125,6 +147,12 @@ FORKS: Parts = {
     "same bits, earlier": partial(same_bits, WITHOUT_CONTROL),
     "soon": lambda: share_of(of_changes() <= SOON),
     "soon after": lambda: least_and_most(soon_after(), ".0f"),
+    "replicas, soon": replicas_soon,
+    "median late, redraw": lambda: f"{late(REDRAWN).median():g}",
+    "median late, changed": partial(median_late, "fp32", "norm_fp32", "gain_fp32", "rceil"),
+    "FP32 sooner": partial(sooner_than_the_redraw, "fp32"),
+    "norms sooner": partial(sooner_than_the_redraw, "norm_fp32"),
+    "bf16 activations, late": lambda: counted(at("before 10", "bf16_act", WITHOUT_CONTROL)),
     "redraw, steps after": lambda: " and ".join(f"{steps:.0f}" for steps in sorted(after_the_switch(REDRAWN))),
     "least to go": lambda: f"{to_go().min():.0f}",
     "most to go": lambda: f"{to_go().max():,.0f}",

@@ -33,7 +33,7 @@ class Named:
         return kinds_in(self.config)
 
     @cached_property
-    def defaults(self) -> dict[str, Value]:
+    def defaults(self) -> Mapping[str, Value]:
         return defaults_of(self.kinds)
 
     @cached_property
@@ -55,7 +55,7 @@ class Named:
         file, own = given(group, choice), f"{group}."
         if file is None:
             return False
-        wanted = {} if group in file else self.defaults | self.values_from(group, choice)  # null: no values
+        wanted = {} if group in file else {**self.defaults, **self.values_from(group, choice)}  # null: no values
         return all(wanted.get(key) == self.values.get(key) for key in {*wanted, *self.values} if key.startswith(own))
 
     def values_from(self, group: str, choice: str) -> dict[str, Value]:
