@@ -13,7 +13,7 @@ from mxstudy.launch.plan import Job, claim, compare, differences, join
 from mxstudy.launch.say import say
 from mxstudy.launch.sweep import end, summarise
 from mxstudy.launch.threads import capped_threads
-from mxstudy.launch.worker import attempt
+from mxstudy.launch.worker import attempt, run_study
 from mxstudy.reader import one_line
 from mxstudy.studies import study_of
 from mxstudy.tracking.folder import DONE, RunFolder, RunLocked
@@ -86,8 +86,7 @@ def take(planned: Job, parents: Parents, number: str) -> Job:
 def run_one(job: Job) -> str:
     """Train or resume one job, and return its state."""
     try:
-        folder = RunFolder(job.folder)
-        return attempt(folder, folder.config(), job.label)
+        return attempt(RunFolder(job.folder), run_study)
     except RunLocked as error:
         return left_alone(job, error).state
 

@@ -11,14 +11,13 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mxstudy.config import AnyRun
 from mxstudy.launch.queues import is_being_preempted
 from mxstudy.launch.run_state import is_alive
 from mxstudy.launch.ticket import is_cancelled
@@ -57,21 +56,33 @@ def work(folder: RunFolder) -> str:
     if is_cancelled(folder):
         folder.update(state="cancelled")
         return "cancelled"
-    if is_first():
-        wait_for_the_last_owner(folder)
-        note_the_machine(folder)
-    state = attempt(folder, folder.config(), folder.provenance()["label"])
+    state = attempt(folder, run_as_task)
     if state == "preempted" and is_cancelled(folder):
         folder.update(state="cancelled")
         return "cancelled"
     return state
 
 
-def attempt(folder: RunFolder, config: AnyRun, label: str) -> str:
-    """Run the study and return the run's state. Exceptions are recorded in the run's folder; RunLocked is raised."""
+def run_as_task(folder: RunFolder) -> str:
+    if is_first():
+        wait_for_the_last_owner(folder)
+        note_the_machine(folder)
+    return run_study(folder)
+
+
+def run_study(folder: RunFolder) -> str:
+    config = folder.config()
+    return study_of(config.study).run(config, folder, folder.provenance()["label"])
+
+
+def attempt(folder: RunFolder, body: Callable[[RunFolder], str]) -> str:
+    """Return the state that `body` returns. Exceptions are recorded in the run's folder; RunLocked is raised.
+
+    A signal that comes before training has its own handlers ends `body`, and the state is "preempted".
+    """
     try:
         with raising_on_signals():
-            return study_of(config.study).run(config, folder, label)
+            return body(folder)
     except RunLocked:
         raise
     except KeyboardInterrupt as stop:

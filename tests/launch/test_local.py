@@ -18,7 +18,7 @@ from each import each
 from fake_study import FakeStudy, seeds
 
 from mxstudy.config import Local
-from mxstudy.launch import local
+from mxstudy.launch import local, worker
 from mxstudy.launch.freeze import PACKAGE, code_version, environment_of, freeze_code
 from mxstudy.launch.plan import claim, plan
 from mxstudy.launch.queues import Queues, local_jobs
@@ -43,8 +43,8 @@ def losses(folder: RunFolder) -> list[float]:
     return [row["loss"] for row in read_journal(folder.journal_path) if "loss" in row]
 
 
-def queued(tmp_path: Path, study: FakeStudy, worker: str, number: int = 1) -> tuple[Path, list[RunFolder]]:
-    """Return the plan of a queue with jobs that run the command `worker`."""
+def queued(tmp_path: Path, study: FakeStudy, command: str, number: int = 1) -> tuple[Path, list[RunFolder]]:
+    """Return the plan of a queue with jobs that run this command."""
     launch = tmp_path / "launch"
     launch.mkdir()
     folders = [claim(job) for job in plan(seeds(tmp_path / "runs", *range(number)))]
@@ -53,7 +53,7 @@ def queued(tmp_path: Path, study: FakeStudy, worker: str, number: int = 1) -> tu
         Ticket(settings=Local(), job_id=name, launch=str(launch), log="LOG", submitted_s=0.0).write(folder)
     paths = {name: str(folder.path) for name, folder in zip(names, folders, strict=True)}
     logs = {name: str(tmp_path / "log") for name in names}
-    setup = [f"exec {worker}"]
+    setup = [f"exec {command}"]
     planned = local.QueuePlan(paths, logs, gpus=0, parallel=1, tasks=1, threads=None, setup=setup)
     (launch / "jobs.json").write_text(json.dumps(vars(planned)))
     return launch, folders
@@ -139,16 +139,16 @@ def test_processes_of_a_job_know_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("worker", "reason"),
+    ("command", "reason"),
     [
         ("bash -c 'kill -9 $$'", "died without a message: SIGKILL"),
         ("bash -c 'exit 3'", "died without a message: exit code 3"),
     ],
 )
 def test_a_process_that_dies_without_a_word_has_failed(
-    tmp_path: Path, study: FakeStudy, worker: str, reason: str
+    tmp_path: Path, study: FakeStudy, command: str, reason: str
 ) -> None:
-    launch, folders = queued(tmp_path, study, worker, 2)
+    launch, folders = queued(tmp_path, study, command, 2)
     local.run_queue(launch)
     for folder in folders:
         status = folder.status()
@@ -164,6 +164,17 @@ def test_one_process_of_several_that_dies_takes_the_others_with_it(tmp_path: Pat
     local.run_queue(launch)
     assert time.monotonic() - began_s < 30
     assert folder.status().state == "failed"
+
+
+def test_a_signal_that_comes_before_training_is_a_preemption(
+    tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the job's own work, submitit's handler would end a short job for good."""
+    folder = claim(plan(seeds(tmp_path / "runs", 0))[0])
+    monkeypatch.setattr(worker, "note_the_machine", lambda _: os.kill(os.getpid(), signal.SIGUSR2))
+    assert worker.work(folder) == "preempted"
+    assert folder.status().reason == "SIGUSR2"
+    assert study.ran == []
 
 
 @pytest.mark.integration

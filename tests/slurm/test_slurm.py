@@ -214,11 +214,17 @@ def test_a_time_limit_is_an_interruption(tmp_path_factory: pytest.TempPathFactor
     assert losses(run) == losses(undisturbed)
 
 
-def test_a_warning_that_comes_too_early_costs_a_turn_and_no_more(sweep: Sweep) -> None:
-    """The warning comes while Python is still importing, before anybody has set a handler."""
+def test_a_warning_that_comes_too_early_costs_a_turn_and_no_more(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warning comes while Python is still starting, before anybody has set a handler."""
+    (tmp_path / "sitecustomize.py").write_text(START_SLOWLY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (run,) = sweep.submit("seed=0", "train.steps=6")
-    until(lambda: steps_of(job_of(run)))
+    until((tmp_path / "starting").exists)
     slurm("scancel", "--signal=USR2", job_of(run))
+    until(lambda: "Restarts=1 " in slurm("scontrol", "-o", "show", "job", job_of(run)))
+    (tmp_path / "go").touch()
     assert until_over(run).state == "finished"
     assert "Restarts=1 " in slurm("scontrol", "-o", "show", "job", job_of(run))
 
@@ -231,12 +237,6 @@ def test_a_sigterm_without_a_preemption_is_no_reason_for_a_next_turn(sweep: Swee
     assert until_over(run).state == "preempted"
     assert call("+launch=retry", f"runs_dir={sweep.folder}/runs", "wait=true") == (0, "")
     assert done_before(run, 0) == resumed_from(run)[0]
-
-
-def steps_of(job: str) -> list[str]:
-    """Return the steps of a job that srun has started."""
-    said = slurm("squeue", "--noheader", "--steps", "--format=%i")
-    return [step for step in said.split() if step.split(".")[0] == job and step.endswith(".0")]
 
 
 def test_a_task_that_is_killed_is_seen_as_failed_and_goes_on_from_its_checkpoint(
@@ -325,6 +325,16 @@ def test_tasks_find_each_other(cluster: Cluster, tmp_path: Path, monkeypatch: py
         assert address in NODES
         until(lambda job=job: not slurm("squeue", "--noheader", "--jobs", job).strip())
 
+
+# Lets a job's tasks wait at their start until the test lets them go.
+START_SLOWLY = """
+import os, pathlib, time
+if "SLURM_PROCID" in os.environ:
+    here = pathlib.Path(__file__).parent
+    (here / "starting").touch()
+    while not (here / "go").exists():
+        time.sleep(0.05)
+"""
 
 # Replaces `work` in a job's tasks, and prints what a process group would be made from, and the sum of all ranks.
 MEET = """
