@@ -218,6 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for row in measure(each, chosen.runs, own, chosen.seconds, log):
                 rows.append(row)
                 show([shown(row)])
+    if not rows:
+        raise SystemExit("side_by_side: no process trained; their messages are above")
     show([shown(row) for row in rows])
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     about = {"model": chosen.model, "precision": chosen.precision, "batch": chosen.batch, "sequence": chosen.sequence}

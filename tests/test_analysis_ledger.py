@@ -84,7 +84,7 @@ def test_comparisons_of_one_claim_are_corrected_by_holm_or_as_was_stated() -> No
 
 
 def test_the_price_is_how_many_units_with_this_mean_and_spread_would_tell() -> None:
-    """Of five units the 90 % interval has a half-width of 0.028, of four one of 0.035."""
+    """Check by hand: the 90 % interval has a half-width of 0.028 with five units, and of 0.035 with four."""
     near_0 = effect(0.02, -0.02, 0.03, -0.03)
     assert ALIKE.needed([near_0]) == 5
     assert ALIKE.needed([effect(0.03, -0.03)]) == 8

@@ -14,19 +14,17 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from analysis.command import Parser, command
 from analysis.instability.fig03_overflow import COUNT
 from analysis.ledger.claim import NOT_RUN
-from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
-from analysis.statistics import LEAST_UNITS, in_range, joint_level, newcombe, wilson
+from analysis.ledger.rules import CONTRADICTED, MOST_UNITS, REPRODUCED, UNCLEAR
+from analysis.statistics import LEAST_UNITS, in_range, joint_level, of_fractions, student
 from analysis.students.arms import REPLICA, before_divergence, ended, middle_step, named, table
 from analysis.style import runs_option
 from analysis.units import DATA_SEED, SEED, Arm, chosen
 from mxstudy import results
 
-MOST_UNITS = 400
 HALF_OF_FIGURE_6 = 2 / 9  # half of 6/9 - 2/9: at 5e-4, of nine sizes, six are unstable in MXFP8 and two in FP32
 UNSTABLE_IN_FIGURE_6 = 2 / 9  # two of nine sizes are unstable at 5e-4 in FP32
 LAST_BIN = "last_bin"
@@ -262,15 +260,10 @@ def interval(
     claim: Claim, units: pd.Series, ours: pd.Series, theirs: pd.Series, level: float, seeds: int
 ) -> tuple[float, float]:
     """Return the interval that `seeds` data seeds would give if they had the mean and spread of `units`."""
-    mean = float(units.mean())
-    half = float(stats.t.ppf((1 + level) / 2, seeds - 1) * units.std(ddof=1) / np.sqrt(seeds))
-    low, high = mean - half, mean + half
+    low, high = student(units, level, seeds)
     if claim.of in (diverged, unstable, came_back):  # Student's interval has no width if all data seeds agree
-        grown = seeds / len(units)
-        fraction = wilson(ours.mean(), grown * len(ours), level)
-        _, least, most = fraction
-        if claim.baseline:
-            least, most = newcombe(fraction, wilson(theirs.mean(), grown * len(theirs), level))
+        arms = (ours, theirs) if claim.baseline else (ours,)
+        least, most = of_fractions(*arms, level=level, times=seeds / len(units))
         low, high = min(low, least), max(high, most)
     return in_range(low, high, is_difference=bool(claim.baseline))  # every quantity is a share
 

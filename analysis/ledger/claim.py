@@ -55,10 +55,10 @@ def others(runs: pd.DataFrame, own: pd.DataFrame, arms: Sequence[Arm], unit: Seq
 class Evidence:
     """What a judge found: effects, one per comparison, in numbers per `unit`, and what must be said beside them.
 
-    `verdict` is set only if a rule that was stated before the runs has decided already, or if nothing can decide, and
-    `price` is then how many units would tell by that rule.
-    `here` is the scale. `others` counts the units that are left out because they are of other code, `incomplete` those
-    that are left out because an arm lacks runs, such as those at some learning rates.
+    `verdict` is set only if a rule that was stated before the runs has decided already, or if nothing can decide;
+    `price` then says how many units would tell by that rule. `here` is the scale. `others` counts the units that are
+    left out because they are of other code, `incomplete` those that are left out because an arm lacks runs, such as
+    those at some learning rates.
     """
 
     found: Sequence[Found]
@@ -116,6 +116,8 @@ class Judged:
         if self.evidence.verdict:
             return self.evidence.price
         effects = [one for one in self.evidence.found if isinstance(one, Effect)]
+        if len(effects) < len(self.evidence.found):  # arithmetic has no spread
+            return ""
         units = self.claim.rule.needed(effects, self.claim.comparisons)
         return f"{units or f'over {MOST_UNITS}'} {self.evidence.unit}"
 

@@ -7,7 +7,7 @@ from functools import partial
 import pandas as pd
 
 from analysis.pages.language_models import pretrained
-from analysis.pages.marks import Parts, benchmark, frame, least_and_most, row, rows, share_of
+from analysis.pages.marks import Parts, benchmark, commit_of, frame, least_and_most, row, rows, share_of
 from mxstudy.results import markdown, plus_minus
 
 
@@ -133,9 +133,9 @@ LAUNCH: Parts = {
 
 PROBED = "probe_overhead"  # the newest measurement
 MEASUREMENTS = {
-    "probe_overhead_earlier": ("an H200, nearly alone", "0fe1755"),
-    "probe_overhead_h100": ("an H100 of a busy host", "e4ffdd9"),
-    PROBED: ("an H200, beside one other benchmark", "0474b7a"),
+    "probe_overhead_earlier": "an H200, nearly alone",
+    "probe_overhead_h100": "an H100 of a busy host",
+    PROBED: "an H200, beside one other benchmark",
 }
 EVERY_100, EVERY_STEP, WATCH = "all but gradient_bias", "norm_output_rms", "spike watch, ring of features"
 
@@ -171,13 +171,13 @@ def measurements() -> str:
     cells = [
         (
             where,
-            f"`{commit}`",
+            commit_of(name),
             f"{row(name, probes=EVERY_STEP)['step_ms']:.0f}",
             overhead(name, EVERY_STEP, ".1f"),
             overhead(name, EVERY_100, ".3f"),
             overhead(name, WATCH, ".1f"),
         )
-        for name, (where, commit) in MEASUREMENTS.items()
+        for name, where in MEASUREMENTS.items()
     ]
     columns = ["on", "commit", "step without, ms", "norm_output_rms", "all but gradient_bias", "watch for spikes"]
     return markdown(columns, cells, left=columns[:2])

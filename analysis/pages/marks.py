@@ -69,6 +69,11 @@ def row(name: str, **wanted: object) -> dict[str, Any]:
     return dict(found)
 
 
+def commit_of(name: str) -> str:
+    """Return the commit of a benchmark's run as a page shows it."""
+    return f"`{benchmark(name)['provenance']['commit'][:7]}`"
+
+
 def frame(name: str) -> pd.DataFrame:
     """Return the rows of a benchmark."""
     return pd.DataFrame(rows(name))

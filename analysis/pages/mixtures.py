@@ -6,7 +6,7 @@ from functools import partial
 
 import pandas as pd
 
-from analysis.pages.marks import Parts, least_and_most, row, rows
+from analysis.pages.marks import Parts, commit_of, least_and_most, row, rows
 from analysis.pages.step_cost import reading
 from mxstudy.results import markdown, plus_minus
 
@@ -24,9 +24,9 @@ QUIET = "experts"  # the measurement on a quiet host
 SHARES = ("experts, bf16", "experts, mxfp8")
 PROFILED = (*SHARES, "dense, bf16", "dense, mxfp8")
 MEASUREMENTS = {
-    "experts_earlier": ("878452e", "earlier, on an H100 of a busy host"),
-    "experts_busy": ("e4ffdd9", "on an H100 of a busy host"),
-    QUIET: ("0474b7a", "above, on an H200 of a quiet host"),
+    "experts_earlier": "earlier, on an H100 of a busy host",
+    "experts_busy": "on an H100 of a busy host",
+    QUIET: "above, on an H200 of a quiet host",
 }
 
 
@@ -107,14 +107,14 @@ def measurements() -> str:
     cells = [
         (
             said,
-            f"`{commit}`",
+            commit_of(name),
             *(
                 text
                 for arm in SHARES
                 for text in (f"{row(name, arm=arm)['mfu_over_dense']:.2f}", of_dense_by_spreads(arm, name))
             ),
         )
-        for name, (commit, said) in MEASUREMENTS.items()
+        for name, said in MEASUREMENTS.items()
     ]
     columns = ["measurement", "commit", "bf16", "by the spreads", "MXFP8", "by its spreads"]
     return markdown(columns, cells, left=columns[:2])

@@ -6,13 +6,12 @@ from functools import cache, partial
 
 import pandas as pd
 
-from analysis.instability.fig04_interventions import judged
+from analysis.instability.fig04_interventions import CONTROLS, REDRAWN, judged
 from analysis.pages.marks import Parts, least_and_most, rows_of, share_of
 from analysis.pages.student_lots import counted, counted_and_open, shown
 from analysis.students.arms import difference, shown_interval
 from mxstudy.results import markdown
 
-REDRAWN = "perturbed"
 CHANGED = {
     "none": "nothing (`none`)",
     REDRAWN: "one bit of one weight (`perturbed`)",
@@ -28,7 +27,7 @@ CHANGED = {
 
 
 WITH_CONTROL, WITHOUT_CONTROL = "interventions_2", "interventions"  # the tables of four parents, and of two
-POINTS = FIRST, _ = "0.88", "before 10"
+POINTS = FIRST, LAST = "0.88", "before 10"
 
 
 @cache
@@ -75,48 +74,33 @@ def interval(own: pd.DataFrame) -> str:
 
 SOON = 20  # steps after the switch
 PARENT_STEPS = 9000
-CONTROLS = ("none", REDRAWN)
+CHANGES = tuple(name for name in CHANGED if name not in CONTROLS)
 
 
 def counted_at(name: str, table: str = WITH_CONTROL) -> str:
     return counted(at(FIRST, name, table))
 
 
-def after_the_switch(*names: str) -> pd.Series:
-    """Return how many steps after the switch at 0.88 each divergence with one of these interventions comes."""
-    own = forks(WITH_CONTROL).query("point == @FIRST and intervention in @names")
+def after_the_switch(point: str, *names: str) -> pd.Series:
+    """Return how many steps after its fork at a point each replica diverges with these interventions."""
+    own = forks(WITH_CONTROL).query("point == @point and intervention in @names").set_index(["data_seed", "seed"])
     return (own["diverged_at"] - own["step"]).dropna()
 
 
-def of_changes() -> pd.Series:
-    """Return the same with all interventions but the controls."""
-    return after_the_switch(*(set(CHANGED) - set(CONTROLS)))
+def soon() -> pd.Series:
+    """Return those steps for the divergences that a change sets off soon after the switch at 0.88."""
+    return after_the_switch(FIRST, *CHANGES)[lambda steps: steps <= SOON]
 
 
-def soon_after() -> pd.Series:
-    return of_changes()[lambda steps: steps <= SOON]
-
-
-def replicas_soon() -> str:
-    """Return how many replicas have a divergence soon after the switch, with anything but the controls."""
-    own = forks(WITH_CONTROL).query("point == @FIRST and intervention not in @CONTROLS")
-    soon = own[own["diverged_at"] - own["step"] <= SOON]
-    return str(len(soon.drop_duplicates(["data_seed", "seed"])))
-
-
-def late(name: str) -> pd.Series:
-    """Return how many steps after the switch 10 steps before each replica diverges with an intervention."""
-    own = at("before 10", name, WITH_CONTROL).set_index(["data_seed", "seed"])
-    return (own["diverged_at"] - own["step"]).dropna()
-
-
-def median_late(*names: str) -> str:
-    return least_and_most(pd.Series([late(name).median() for name in names]), "g")
+def median_late(*names: str) -> pd.Series:
+    """Return the median steps to a divergence with each of these interventions, 10 steps before."""
+    return pd.Series([after_the_switch(LAST, name).median() for name in names])
 
 
 def sooner_than_the_redraw(name: str) -> str:
     """Return how many replicas that diverge with both do so sooner with the intervention: '12 of 16'."""
-    return share_of((late(REDRAWN) - late(name)).dropna() > 0)
+    later = after_the_switch(LAST, REDRAWN) - after_the_switch(LAST, name)
+    return share_of(later.dropna() > 0)
 
 
 def to_go() -> pd.Series:
@@ -145,15 +129,15 @@ FORKS: Parts = {
     "earlier parents": lambda: str(len(at(FIRST, "none", WITHOUT_CONTROL))),
     "same bits": partial(same_bits, WITH_CONTROL),
     "same bits, earlier": partial(same_bits, WITHOUT_CONTROL),
-    "soon": lambda: share_of(of_changes() <= SOON),
-    "soon after": lambda: least_and_most(soon_after(), ".0f"),
-    "replicas, soon": replicas_soon,
-    "median late, redraw": lambda: f"{late(REDRAWN).median():g}",
-    "median late, changed": partial(median_late, "fp32", "norm_fp32", "gain_fp32", "rceil"),
+    "soon": lambda: share_of(after_the_switch(FIRST, *CHANGES) <= SOON),
+    "soon after": lambda: least_and_most(soon(), ".0f"),
+    "replicas, soon": lambda: str(soon().index.nunique()),
+    "median late, redraw": lambda: f"{median_late(REDRAWN)[0]:g}",
+    "median late, changed": lambda: least_and_most(median_late("fp32", "norm_fp32", "gain_fp32", "rceil"), "g"),
     "FP32 sooner": partial(sooner_than_the_redraw, "fp32"),
     "norms sooner": partial(sooner_than_the_redraw, "norm_fp32"),
-    "bf16 activations, late": lambda: counted(at("before 10", "bf16_act", WITHOUT_CONTROL)),
-    "redraw, steps after": lambda: " and ".join(f"{steps:.0f}" for steps in sorted(after_the_switch(REDRAWN))),
+    "bf16 activations, late": lambda: counted(at(LAST, "bf16_act", WITHOUT_CONTROL)),
+    "redraw, steps after": lambda: " and ".join(f"{steps:.0f}" for steps in sorted(after_the_switch(FIRST, REDRAWN))),
     "least to go": lambda: f"{to_go().min():.0f}",
     "most to go": lambda: f"{to_go().max():,.0f}",
 }

@@ -130,7 +130,7 @@ def fields_of(kinds: Kinds) -> dict[str, Field]:
 
 
 class Owners(dict[str, str]):
-    """The field to which each key of a flat config belongs; the key itself where the schema has no such field."""
+    """Map each key of a flat config to its field, or to itself if the schema has none. A key is looked up once."""
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
         super().__init__()

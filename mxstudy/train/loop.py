@@ -1,14 +1,14 @@
 """The training loop: a step reads from top to bottom in the order in which it happens.
 
 Each rank runs it on its share of every batch; the recorded values are those of all ranks together. A step does not wait
-for the GPU: the device itself skips an update that is not finite. So the host prepares and launches the next step
-before it reads the loss of this one, unless a probe reads the model between the two.
+for the GPU: the device itself skips an update that is not finite. So on a GPU the host launches the next step before it
+reads the loss of this one. Probes that read the model at a step wait for it, after the step before has been recorded.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -164,8 +164,9 @@ def train(run: TrainingRun, start: int, leave: Leave) -> str:
             run.recorder.record({"step": step} | plan)
             if rank() == 0:
                 print(f"from step {step}\n{describe(run.model, plan['precision'])}", flush=True)
-        begin_step(run, step)
-        diverged = record_steps(run, run.ahead)
+        diverged = begin_step(run, step)
+        if diverged is None:
+            diverged = record_steps(run, run.ahead)
         signal, is_last = leave.agree(), step + 1 == settings.train.steps
         due = {name for name, every_steps in cadences.items() if is_last or is_due(step + 1, every_steps)}
         if diverged is None and (due or signal or step + 1 in starts):
@@ -193,11 +194,21 @@ def is_due(step: int, every_steps: int) -> bool:
     return every_steps > 0 and step % every_steps == 0
 
 
-def begin_step(run: TrainingRun, step: int) -> None:
-    """Launch the step, to be recorded by `record_steps`."""
+def begin_step(run: TrainingRun, step: int) -> int | None:
+    """Launch the step, record those before it while the GPU works on it, and let the probes that are due measure it.
+
+    Return an earlier step if it diverged; then this one leaves nothing. `record_steps` records this one.
+    """
     if not run.unread:
         run.began_s = time.perf_counter()
-    run.unread.append(observed_step(run, step))
+    due = [probe for probe in run.probes if is_due(step, probe.every_steps)]
+    view = watched_step(run, step, due)
+    diverged = record_steps(run)
+    if diverged is None:
+        if due:
+            move_to_row(run.model, 0)  # probes that run the model again run it on the first sequence
+        run.unread.append(LaunchedStep(view, [(probe.name, probe.measure(view)) for probe in due]))
+    return diverged
 
 
 def record_steps(run: TrainingRun, most: int = 0) -> int | None:
@@ -217,9 +228,8 @@ def record_steps(run: TrainingRun, most: int = 0) -> int | None:
     return None
 
 
-def observed_step(run: TrainingRun, step: int) -> LaunchedStep:
-    """Do the step with the probes that are due watching it, and return its view and what they measure."""
-    due = [probe for probe in run.probes if is_due(step, probe.every_steps)]
+def watched_step(run: TrainingRun, step: int, due: Sequence[Probe]) -> StepView:
+    """Launch the step while these probes watch it, and return its view."""
     run.model.watchers = tuple(probe.watch for probe in due)
     run.clocks = [probe for probe in due if isinstance(probe, Timing)]
     run.mark("begin")
@@ -227,9 +237,7 @@ def observed_step(run: TrainingRun, step: int) -> LaunchedStep:
     run.model.watchers, run.clocks = (), []
     if run.device.type == "cuda":  # read the peak now: the memory probe resets it
         run.peak_bytes = max(run.peak_bytes, torch.cuda.max_memory_allocated(run.device))
-    if due:
-        move_to_row(run.model, 0)  # probes that run the model again run it on the first sequence
-    return LaunchedStep(view, [(probe.name, probe.measure(view)) for probe in due])
+    return view
 
 
 def step_row(run: TrainingRun, view: StepView, seconds: float) -> Row:

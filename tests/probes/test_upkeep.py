@@ -17,7 +17,7 @@ from mxstudy.probes.memory import Memory
 from mxstudy.probes.timing import Timing
 from mxstudy.probes.weights import Weights
 from mxstudy.train import loop
-from mxstudy.train.loop import observed_step
+from mxstudy.train.loop import begin_step, record_steps
 
 CPU = torch.device("cpu")
 
@@ -84,17 +84,21 @@ def test_time_is_what_lies_between_two_marks_added_up_by_phase(monkeypatch):
 
 
 def test_the_phases_of_a_step_come_in_their_order_and_are_the_whole_step(monkeypatch):
-    run, _ = tiny.build(micro_batch_size=2)
+    run, memory = tiny.build(micro_batch_size=2)
     run.probes = [probe := Timing(observation.Timing(every_steps=2))]
     marks, mark = [], probe.mark
     monkeypatch.setattr(probe, "mark", lambda phase, device: (marks.append(phase), mark(phase, device)))
     began_s = loop.time.perf_counter()
-    ((_, values),) = observed_step(run, 0).measured
+    begin_step(run, 0)
     whole_ms = (loop.time.perf_counter() - began_s) * 1e3
+    record_steps(run)
     part = ["data", "forward", "backward"]
     assert marks == ["begin", *part, *part, "clip", "optimizer"]
-    assert list(values) == ["data_ms", "forward_ms", "backward_ms", "clip_ms", "optimizer_ms"]
-    assert 0.5 * whole_ms < sum(values.values()) <= whole_ms
-    assert observed_step(run, 1).measured == []
+    row, _ = memory.rows
+    assert list(row["values"]) == ["data_ms", "forward_ms", "backward_ms", "clip_ms", "optimizer_ms"]
+    assert 0.5 * whole_ms < sum(row["values"].values()) <= whole_ms
+    begin_step(run, 1)
+    record_steps(run)
+    assert [one.get("probe") for one in memory.rows] == ["timing", None, None]
     assert len(marks) == 9
     assert run.clocks == []
