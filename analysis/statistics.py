@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special, stats
 
 CONFIDENCE = 0.95
 ALPHA = 1 - CONFIDENCE
@@ -107,7 +107,8 @@ def in_range(low: float, high: float, is_difference: bool) -> Interval:
 def student(units: pd.Series, level: float, count: int = 0) -> Interval:
     """Return Student's interval of these units, or of `count` units with their mean and spread."""
     count = count or len(units)
-    middle, half = units.mean(), stats.t.ppf((1 + level) / 2, count - 1) * units.std(ddof=1) / np.sqrt(count)
+    quantile = special.stdtrit(count - 1, (1 + level) / 2)  # the bits of stats.t.ppf, in a hundredth of the time
+    middle, half = units.mean(), quantile * units.std(ddof=1) / np.sqrt(count)
     return float(middle - half), float(middle + half)
 
 
@@ -139,7 +140,7 @@ def wilson(fraction: float, runs: float, level: float) -> tuple[float, float, fl
 
     `runs` need not be whole, so that one can ask what more runs would tell.
     """
-    p, z = float(fraction), float(stats.norm.ppf((1 + level) / 2))
+    p, z = float(fraction), float(special.ndtri((1 + level) / 2))
     middle, half = p + z**2 / (2 * runs), z * np.sqrt(p * (1 - p) / runs + z**2 / (4 * runs**2))
     return p, float((middle - half) / (1 + z**2 / runs)), float((middle + half) / (1 + z**2 / runs))
 

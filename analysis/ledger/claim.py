@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import pandas as pd
 
@@ -108,7 +109,7 @@ class Judged:
     def units(self) -> int:
         return min((one.count for one in self.evidence.found), default=0) if self.evidence else 0
 
-    @property
+    @cached_property
     def price(self) -> str:
         """Return how many units would tell, with the mean and spread of these; '' for a verdict or without a spread."""
         if self.evidence is None or self.verdict != UNCLEAR or self.units < 2:

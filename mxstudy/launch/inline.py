@@ -9,7 +9,8 @@ from functools import partial
 
 from mxstudy.distributed import is_first, on_first_rank, world_size
 from mxstudy.launch.parents import Parents
-from mxstudy.launch.plan import Job, claim, compare, differences, join
+from mxstudy.launch.plan import Job, claim, compare, differences, join, stored_runs
+from mxstudy.launch.queues import Queues
 from mxstudy.launch.say import say
 from mxstudy.launch.sweep import end, summarise
 from mxstudy.launch.threads import capped_threads
@@ -68,7 +69,7 @@ def conclude(jobs: list[Job], summaries: Mapping[str, Summary], parents: Parents
 
 def take(planned: Job, parents: Parents, number: str) -> Job:
     """Return the job with its current state, after claiming its folder if it is new or resumes."""
-    job = compare(planned)  # another process may have run it since planning
+    job = compare(planned, stored_runs(planned), Queues())  # another process may have run it since planning
     say(f"{number} {job.label}  {job.folder}{remark(job)}")
     if job.state not in (*DONE, *LEFT_ALONE):
         try:

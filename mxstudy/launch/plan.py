@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,18 @@ from mxstudy.reader import ConfigError, changed, require
 from mxstudy.studies import study_of
 from mxstudy.studies.folders import check_folder
 from mxstudy.tracking.code import code_of
-from mxstudy.tracking.folder import DONE, REPLACED, RunFolder, RunLocked, find_run, number_of, replaced
+from mxstudy.tracking.folder import (
+    DONE,
+    NAME_LENGTH,
+    REPLACED,
+    RunFolder,
+    RunLocked,
+    find_runs,
+    newest,
+    number_of,
+    replaced,
+    runs_by_name,
+)
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_store import check_uri
 from mxstudy.tracking.provenance import provenance
@@ -76,7 +87,7 @@ def plan(composed: list[Composed]) -> list[Job]:
 
     Raises ConfigError with every job that cannot run; then no job is started.
     """
-    queues = Queues()
+    queues, stored = Queues(), functools.cache(runs_by_name)
     identities: dict[Any, tuple[str, dict[str, Any]]] = {}
     jobs: dict[str, Job] = {}
     errors: dict[str, list[str]] = defaultdict(list)
@@ -108,9 +119,10 @@ def plan(composed: list[Composed]) -> list[Job]:
                 if label not in (jobs[digest].label, *jobs[digest].also):
                     jobs[digest] = replace(jobs[digest], also=(*jobs[digest].also, label))
             else:
-                folder = Path(config.runs_dir) / config.experiment / digest[:12]
+                folder = Path(config.runs_dir) / config.experiment / digest[:NAME_LENGTH]
                 job = Job(config, digest, folder, label, request.overrides, request.choices, backend=backend)
-                jobs[digest] = job = compare(replace(job, device_type=identities[key][0]), queues)
+                there = stored(Path(config.runs_dir)).get(digest[:NAME_LENGTH], [])
+                jobs[digest] = job = compare(replace(job, device_type=identities[key][0]), there, queues)
                 check_code(job.run, job.config, job.state, job.device_type)
         except QueueError:
             raise
@@ -166,15 +178,20 @@ def vain_overrides(composed: Sequence[Composed], valid: Sequence[Valid | ConfigE
     return {line: reasons[0] for line, reasons in messages.items() if reasons[0] is not None and None not in reasons}
 
 
-def compare(job: Job, queues: Queues | None = None) -> Job:
-    """Return the job with folder and state of the existing run of its fingerprint, in any experiment.
+def stored_runs(job: Job) -> list[RunFolder]:
+    """Return the runs of the job's fingerprint, in any experiment."""
+    return find_runs(Path(job.config.runs_dir), f"*/{job.fingerprint[:NAME_LENGTH]}")
+
+
+def compare(job: Job, there: Iterable[RunFolder], queues: Queues) -> Job:
+    """Return the job with folder and state of the newest of the runs of its fingerprint that are there.
 
     If a rerun was killed after it had set a run aside and before it made its own folder, the run is put back, with a
     line.
 
     Raises QueueError if the run may be in a queue that cannot be asked.
     """
-    found = find_run(Path(job.config.runs_dir), job.fingerprint)
+    found = newest(there)
     if found is None:
         return job
     if found.path != found.place and not job.config.dry_run:
@@ -184,7 +201,7 @@ def compare(job: Job, queues: Queues | None = None) -> Job:
             return replace(job, folder=found.path, state="running")
         print(f"{found.path}: was put back; a rerun was killed after it had set it aside", flush=True)
     found.memberships()  # this sweep will be added to them, so an unreadable file is refused here
-    run = observe(found, queues or Queues())
+    run = observe(found, queues)
     if run.in_flight:
         return replace(job, folder=found.path, state="queued" if run.waits else "running")
     study, state = study_of(job.config.study), run.state if run.state in DONE else "resume"

@@ -18,6 +18,7 @@ import re
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -366,13 +367,14 @@ def runs_of(runs: Iterable[RunFolder], name: str) -> list[RunFolder]:
     return [run for run in asked if not is_sweep or run.membership().sweep in (name, None)]
 
 
-def find_run(runs_dir: Path, fingerprint_prefix: str) -> RunFolder | None:
-    """Return the newest run of that fingerprint in any experiment; None if there is none.
+def runs_by_name(runs_dir: Path) -> dict[str, list[RunFolder]]:
+    """Return the runs of all experiments under the names of their folders, which begin the fingerprints."""
+    found: dict[str, list[RunFolder]] = defaultdict(list)
+    for run in find_runs(runs_dir):
+        found[run.place.name].append(run)
+    return found
 
-    Raises ConfigError if the prefix matches more than one fingerprint.
-    """
-    name = fingerprint_prefix[:NAME_LENGTH]
-    found = find_runs(runs_dir, f"*/{name}" if len(name) == NAME_LENGTH else f"*/{name}*")
-    names = sorted({run.path.name for run in found})
-    require(len(names) <= 1, f"{fingerprint_prefix}: matches each of {', '.join(names)}; give more digits")
-    return max(found, key=lambda run: run.status().started_s, default=None)
+
+def newest(runs: Iterable[RunFolder]) -> RunFolder | None:
+    """Return the run that was started last, or None if there is no run."""
+    return max(runs, key=lambda run: run.status().started_s, default=None)

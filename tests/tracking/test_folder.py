@@ -20,7 +20,7 @@ from tracked import FINGERPRINT, make_folder
 from mxstudy.config import read_run
 from mxstudy.reader import ConfigError, plain
 from mxstudy.tracking import folder as module
-from mxstudy.tracking.folder import RunFolder, RunLocked, Status, find_run, find_runs, try_lock
+from mxstudy.tracking.folder import RunFolder, RunLocked, Status, find_runs, newest, runs_by_name, try_lock
 
 HOLDS_THE_LOCK = """
 import sys, time
@@ -187,26 +187,24 @@ def test_updates_of_two_processes_do_not_lose_each_other(tmp_path: Path) -> None
     assert (folder.status().step, folder.status().reason) == (200, str(reasons))
 
 
-def test_runs_are_found_by_prefix_across_experiments_but_not_those_moved_aside(tmp_path: Path) -> None:
+def test_runs_are_found_by_name_across_experiments_but_not_those_moved_aside(tmp_path: Path) -> None:
     first = make_folder(tmp_path, "aaaa" + "0" * 60, experiment="one")
     second = make_folder(tmp_path, "aabb" + "0" * 60, experiment="two")
     aside = make_folder(tmp_path, "cccc" + "0" * 60, experiment="two")
     aside.path.rename(aside.path.with_name(f"{second.path.name}.old-1"))
     (tmp_path / "two" / ("d" * 12)).mkdir()  # killed before it had a status
     assert find_runs(tmp_path) == [first, second]
-    assert find_run(tmp_path, "aabb" + "0" * 60) == second
-    assert find_run(tmp_path, "aaa") == first
-    assert find_run(tmp_path, "cccc") is None
-    assert find_run(tmp_path / "nothing", "aaa") is None
-    with pytest.raises(ConfigError, match="aa: matches each of aaaa00000000, aabb00000000"):
-        find_run(tmp_path, "aa")
+    assert runs_by_name(tmp_path) == {"aaaa00000000": [first], "aabb00000000": [second]}
+    assert runs_by_name(tmp_path / "nothing") == {}
 
 
 def test_of_equal_fingerprints_the_newest_is_found(tmp_path: Path) -> None:
     older, newer = make_folder(tmp_path, experiment="z"), make_folder(tmp_path, experiment="a")
-    assert find_run(tmp_path, FINGERPRINT) == newer
+    (both,) = runs_by_name(tmp_path).values()
+    assert newest(both) == newer
     older.update(started_s=newer.status().started_s + 1)
-    assert find_run(tmp_path, FINGERPRINT) == older
+    assert newest(both) == older
+    assert newest([]) is None
 
 
 def test_runs_are_looked_for_once_and_a_copy_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
