@@ -301,7 +301,7 @@ def report(runs: pd.DataFrame, last_bin: pd.DataFrame, figure: int) -> str:
 
 
 def filling(runs: pd.DataFrame, last_bin: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
-    """Return which replicas ever have most of the first block's gains in the last bin, and what divergences find there.
+    """Return when replicas have most of the first block's gains in the last bin, and the share before a divergence.
 
     The first table has, by replica, the first and last such step before its divergence, and `diverged`. The second has,
     for the replicas that diverged, the share in the last measurement before that.

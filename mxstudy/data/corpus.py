@@ -49,7 +49,7 @@ class Source(Protocol):
 
     @property
     def held_out(self) -> HeldOut | None:
-        """Return how a document's place decides on its split, or None if the hash of its text does."""
+        """Return a function that splits documents by location, or None if the hash of a text decides its split."""
 
     @property
     def parts(self) -> Sequence[str]: ...
