@@ -150,7 +150,7 @@ def check_baseline(options: argparse.ArgumentParser, chosen: argparse.Namespace,
 def load_chosen(options: Parser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
     """Return a frame of each kind, with the rows of the runs that --runs, --only and --without choose.
 
-    The rows of runs that are no replicas have the columns OF_RUN, named among the chosen runs; rows of "runs" have all
+    The rows of runs that are not replicas have the columns OF_RUN, named among the chosen runs; rows of "runs" have all
     columns of `results.with_arms`.
     """
     baseline = getattr(chosen, "baseline", None)

@@ -24,7 +24,7 @@ SHOWN = 60  # characters of a word in a message
 
 
 def check_words(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -> None:
-    """Raise ConfigError for a word that is no override or option, is given twice, or that Hydra cannot read.
+    """Raise ConfigError for a word that is not an override or option, is given twice, or that Hydra cannot read.
 
     `groups`: every config group with its choices.
     """
@@ -57,7 +57,7 @@ def as_text(word: str) -> str:
 
 
 def check_shape(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -> None:
-    """Raise ConfigError for a word that is no override or option, and for a key that is given twice."""
+    """Raise ConfigError for a word that is not an override or option, and for a key that is given twice."""
     before = ""
     for word in arguments:
         option = word.partition("=")[0]

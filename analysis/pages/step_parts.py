@@ -218,7 +218,7 @@ def of_step(part: str) -> str:
 
 
 def logits_rate(passes: int) -> float:
-    """Return the TB/s of the cross-entropies of llama_1b, if each goes over the logits so many times."""
+    """Return the TB/s of the cross-entropies of llama_1b, if each goes over the logits `passes` times."""
     settings = benchmark(name_of("llama_1b", "H100"))["settings"]
     whole = settings["batch"] * settings["sequence"] * settings["vocabulary"] * 2
     return float(passes * whole / ms_of("llama_1b", "bf16, fused")["cross-entropy"] / 1e9)

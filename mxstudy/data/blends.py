@@ -35,7 +35,7 @@ def identity(data: config.TrainingData, tokenizer: config.Tokenizer) -> dict[str
 
 
 def check_divided(identities: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError if a corpus trains on a whole text of which another corpus keeps a part for validation."""
+    """Raise ConfigError if a corpus trains on a whole text, and another corpus keeps a part of it for validation."""
     divided = {one["sha256"][0]: name for name, one in identities.items() if "split" in one}
     for name, one in identities.items():
         for sha256 in one["sha256"] if one["kind"] == "files" and "split" not in one else ():

@@ -242,7 +242,7 @@ def expand(key: str, pattern: str) -> list[Path]:
 
 
 def cut(text: str, validation_fraction: float, where: str) -> Iterator[str]:
-    """Yield a text's first part, and its last one, which has that fraction of the characters."""
+    """Yield a text's first part, and its last part with `validation_fraction` of the characters."""
     require(bool(text), f"data.paths: {where} is empty; name a file with text")
     first = int(len(text) * (1 - validation_fraction))
     parts = {"train": text[:first], "validate": text[first:]}

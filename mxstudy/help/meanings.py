@@ -175,7 +175,7 @@ def sections() -> Mapping[type, Mapping[str, tuple[str, ...]]]:
 
 
 def below(cls: type, path: str) -> Iterator[tuple[type, str]]:
-    """Yield a class with its path, and all classes of its fields with theirs; NAME stands for a name of one's own."""
+    """Yield a class with its path, and all classes of its fields with theirs; NAME stands for any name."""
     yield cls, path
     for name, hint in type_hints(cls).items():
         for inside in classes(hint):
