@@ -104,6 +104,7 @@ class Plain:
         self.linear = linear
 
     def forward(self, x: Tensor, weight: Tensor, dtype: torch.dtype, bounds: Bounds | None) -> Tensor:
+        """Return the output [rows, out] in `dtype`, as `forward_gemm` does."""
         return forward_gemm(x, weight, self.linear, dtype, bounds)
 
     def forward_tokens(
@@ -113,9 +114,11 @@ class Plain:
         return self.forward(to_rows(x_TI, dispatch), weight, dtype, bounds)
 
     def dgrad(self, dh: Tensor, weight: Tensor, x: Tensor, forward_weight: Tensor, bounds: Bounds | None) -> Tensor:
+        """Return the gradient of x [rows, in], as `dgrad_gemm` does."""
         return dgrad_gemm(dh, weight, self.linear, x, forward_weight, bounds)
 
     def wgrad(self, dh: Tensor, x: Tensor, forward_weight: Tensor, bounds: Bounds | None) -> Tensor:
+        """Return the gradient of the weight, or of all experts' weights, as `wgrad_gemm` does."""
         return wgrad_gemm(dh, x, self.linear, forward_weight, bounds)
 
 
