@@ -1,4 +1,4 @@
-"""Run a script of analysis/ on the runs of one moment; what is wrong with its options or its files is one line."""
+"""Run a script of analysis/: look for its runs once, and report a wrong option or file in one line."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ RUN = ("fingerprint", "replica", "fork")  # columns that tell one curve from ano
 
 
 @dataclass(frozen=True)
-class Rule:
+class Thinning:
     """Say how a table of one kind is thinned.
 
     `without` is a pattern: columns whose names contain it are left out. `single` keeps real numbers in single
@@ -42,16 +42,16 @@ class Rule:
 
 
 RULES = {
-    "runs": Rule(without=r"^config\.precisions\."),
-    "metrics": Rule(without="^time_s$", single=True),
-    "fork_metrics": Rule(single=True),
-    "samples": Rule(without="^(contexts|continuations|nats|alone)$", single=True),  # the first two are not ours
-    "saturation": Rule(without="(_gaussian|/max_fraction|/scale_exponent_(mean|min|max))$", single=True),
-    "gradient_bias": Rule(without=r"^layers\..*/(?!cosine$)\w+$", single=True),
-    "coupled_gradient_bias": Rule(without=r"^layers\.", single=True),
-    "last_bin": Rule(without="/(literal_fraction|rceil/.*|floor/max_fraction|std|min|max)$", single=True),
-    "activation_histograms": Rule(last=True),
-    "outlier_features": Rule(without="/(feature|sharing_tokens|rms)$"),
+    "runs": Thinning(without=r"^config\.precisions\."),
+    "metrics": Thinning(without="^time_s$", single=True),
+    "fork_metrics": Thinning(single=True),
+    "samples": Thinning(without="^(contexts|continuations|nats|alone)$", single=True),  # the first two are not ours
+    "saturation": Thinning(without="(_gaussian|/max_fraction|/scale_exponent_(mean|min|max))$", single=True),
+    "gradient_bias": Thinning(without=r"^layers\..*/(?!cosine$)\w+$", single=True),
+    "coupled_gradient_bias": Thinning(without=r"^layers\.", single=True),
+    "last_bin": Thinning(without="/(literal_fraction|rceil/.*|floor/max_fraction|std|min|max)$", single=True),
+    "activation_histograms": Thinning(last=True),
+    "outlier_features": Thinning(without="/(feature|sharing_tokens|rms)$"),
 }
 
 
@@ -126,7 +126,7 @@ def thinned(frame: pd.DataFrame, kind: str, every_steps: int) -> pd.DataFrame:
     A curve keeps one of every `every_steps` steps, and the last. Those of a fork are counted from its first, so that
     curves of forks have the same steps since the fork.
     """
-    rule = RULES.get(kind, Rule())
+    rule = RULES.get(kind, Thinning())
     if rule.without:
         frame = frame.drop(columns=frame.filter(regex=rule.without).columns)
     if rule.last or (kind in CURVES and every_steps > 1):

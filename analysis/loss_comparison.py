@@ -28,9 +28,9 @@ QUANTITIES: dict[str, tuple[str, str, str, Callable[[pd.DataFrame], pd.DataFrame
 
 def draw(rows: pd.DataFrame, runs: pd.DataFrame, of: str) -> Figure:
     """Draw the figure. Raises ValueError if two runs of an arm have equal seeds."""
-    _, column, title, seen = QUANTITIES[of]
+    _, column, title, convert = QUANTITIES[of]
     figure = plt.figure(figsize=(ONE_COLUMN, 1.3 * ONE_COLUMN))
-    top, *_ = draw_arms(figure, curves_of(rows, runs, column, "tokens", smooth=of == "training_loss"), seen=seen)
+    top, *_ = draw_arms(figure, curves_of(rows, runs, column, "tokens", smooth=of == "training_loss"), convert=convert)
     top.set_ylabel(title)
     legend(figure)
     return figure

@@ -14,7 +14,7 @@ class Html(str):
 
 
 def escaped(content: object) -> str:
-    """Return the content as HTML. Text that is no `Html` is escaped."""
+    """Return the content as HTML. Text that is not `Html` is escaped."""
     return str(content) if isinstance(content, Html) else html.escape(str(content))
 
 

@@ -146,7 +146,7 @@ def wilson(fraction: float, runs: float, level: float) -> tuple[float, float, fl
 
 
 def joint_level(intervals: int) -> float:
-    """Return the level at which each of so many intervals is taken so that all hold together at CONFIDENCE."""
+    """Return the level at which to take each of `intervals` intervals so that all hold together at CONFIDENCE."""
     return 1 - ALPHA / intervals
 
 

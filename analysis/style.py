@@ -80,7 +80,7 @@ def make_figure(
 ) -> None:
     """Run the whole command of a script without own options: `draw` is called with a frame of each of `kinds`.
 
-    `draw` raises ValueError for runs of which there is no such figure, and the script ends with a usage error.
+    If `draw` raises ValueError, because it cannot draw these runs, the script ends with a usage error.
     `name` is that of the figure's files, `shows` the script's docstring, `query` load_chosen, load_ended or load_last.
     """
     options = figure_parser(name, shows)
@@ -150,7 +150,7 @@ def check_baseline(options: argparse.ArgumentParser, chosen: argparse.Namespace,
 def load_chosen(options: Parser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
     """Return a frame of each kind, with the rows of the runs that --runs, --only and --without choose.
 
-    The rows of runs that are no replicas have the columns OF_RUN, named among the chosen runs; rows of "runs" have all
+    The rows of runs that are not replicas have the columns OF_RUN, named among the chosen runs; rows of "runs" have all
     columns of `results.with_arms`.
     """
     baseline = getattr(chosen, "baseline", None)
@@ -183,7 +183,7 @@ def load_or_none(paths: Sequence[Path], kind: str) -> pd.DataFrame | None:
 def of_runs(rows: pd.DataFrame, runs: pd.DataFrame, whole: bool = False) -> pd.DataFrame:
     """Return the rows of these runs. `whole` says that all rows are of them.
 
-    Rows that are of no replica get the columns OF_RUN. Rows of steps of language models have the column tokens: how
+    Rows of runs that are not replicas get the columns OF_RUN. Rows of language models' steps get the column tokens: how
     many the run has trained on after the step.
     """
     keys = [key for key in ("fingerprint", "replica") if key in rows and key in runs]

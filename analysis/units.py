@@ -55,7 +55,7 @@ def of_one_code(runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) ->
 
 
 def shared_units(runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) -> set[tuple[object, ...]]:
-    """Return the units that have all arms, of whatever code."""
+    """Return the units that have all arms, whichever code made their runs."""
     return set.intersection(*(set(map(tuple, runs.loc[chosen(runs, arm), [*unit]].to_numpy())) for arm in arms))
 
 

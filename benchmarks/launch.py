@@ -36,12 +36,12 @@ STAND_INS = {"sbatch": "echo Submitted batch job 1", "squeue": "true", "srun": "
 
 
 def values(jobs: int) -> list[str]:
-    """Return the command-line words of a sweep of so many jobs: five seeds of each learning rate."""
+    """Return the command-line words of a sweep of `jobs` jobs: five seeds of each learning rate."""
     return [f"optimizer.lr={','.join(f'{n + 1}e-6' for n in range(jobs // 5))}", "seed=0,1,2,3,4"]
 
 
 def groups(jobs: int) -> list[str]:
-    """Return the command-line words of a sweep of at least so many jobs over models, precisions and schedules."""
+    """Return the command-line words of a sweep of at least `jobs` jobs over models, precisions and schedules."""
     shared = len(MODELS) * len(SCHEDULES)
     models, precisions = (MODELS, -(-jobs // shared)) if jobs >= shared else (MODELS[: -(-jobs // len(SCHEDULES))], 1)
     return [

@@ -1,4 +1,4 @@
-"""Time the parts of a training step that are no GEMM, with their share of a copy's bandwidth in the same run.
+"""Time the parts of a training step other than GEMMs, with their share of a copy's bandwidth in the same run.
 
 swiglu backward, rotary forward and backward: a layer's, in bf16 and with both casts to E4M3, by our kernels and by
 Inductor with its own settings for the same operations. cross-entropy: that of a chunk of logits with their gradient,

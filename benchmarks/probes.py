@@ -82,7 +82,7 @@ def observe(run: TrainingRun, due: Due | None, folder: Path) -> None:
 
 
 def step_s(run: TrainingRun, steps: int) -> float:
-    """Do so many steps of the training loop, journal included, and return the seconds of one."""
+    """Do `steps` steps of the training loop, journal included, and return the seconds of one."""
     synchronize(run.device)
     began_s = time.perf_counter()
     for step in range(steps):

@@ -93,7 +93,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def answer_turn(run: TrainingRun, step: int, seconds: float) -> int:
-    """Train for so many seconds from that step on, report the number of steps, and return the next step."""
+    """Train for `seconds` from `step` on, report the number of steps, and return the next step."""
     first, began_s = step, time.perf_counter()
     while time.perf_counter() - began_s < seconds:
         begin_step(run, step)

@@ -130,7 +130,7 @@ def hand_over(arguments: Sequence[str], take: Take | None = None) -> None:
 
 @contextlib.contextmanager
 def callers_hydra_aside() -> Iterator[None]:
-    """Set aside, within the block, the Hydra that a caller of the library has initialised, for there can be one."""
+    """Set the Hydra of the library's caller aside within the block, because a process can have only one at a time."""
     state, config = GlobalHydra.instance(), HydraConfig.instance()
     before, state.hydra = (state.hydra, config.cfg), None
     try:

@@ -79,7 +79,7 @@ def run(*words: str) -> list[Path]:
 
 
 def hand_over(words: tuple[str, ...], take: cli.Take) -> None:
-    """Have the jobs of a command composed and handed to `take`. Raises ConfigError for what is no override."""
+    """Compose the jobs of a command and pass them to `take`. Raises ConfigError for a word that is not an override."""
     for word in words:
         advice = "is an option of the command line; here are only GROUP=CHOICE and KEY=VALUE"
         require(not word.startswith("-"), f"{word}: {advice}")

@@ -54,7 +54,7 @@ def is_own(data: Any) -> bool:
 
 
 def corpora_of(data: Any) -> dict[str, Any]:
-    """Return the corpora of a blend by their names; {} for anything else."""
+    """Return the corpora of a blend by their names, or {} for anything else."""
     blended = data.get("corpora") if isinstance(data, dict) else None
     return blended if isinstance(blended, dict) else {}
 

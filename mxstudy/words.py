@@ -12,7 +12,7 @@ from mxstudy.compat.hydra import first_value
 from mxstudy.config.conf_folders import STARTS
 from mxstudy.reader import ConfigError, one_line, require, suggest
 
-TEXTS = {"prompt"}  # keys whose value is any text, as it is
+TEXTS = {"prompt"}  # keys whose value is any text, taken literally
 HELP = {"-h", "--help"}
 MULTIRUN = {"-m", "--multirun"}
 HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help"}
@@ -24,7 +24,7 @@ SHOWN = 60  # characters of a word in a message
 
 
 def check_words(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -> None:
-    """Raise ConfigError for a word that is no override or option, is given twice, or that Hydra cannot read.
+    """Raise ConfigError for a word that is not an override or option, is given twice, or that Hydra cannot read.
 
     `groups`: every config group with its choices.
     """
@@ -57,7 +57,7 @@ def as_text(word: str) -> str:
 
 
 def check_shape(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -> None:
-    """Raise ConfigError for a word that is no override or option, and for a key that is given twice."""
+    """Raise ConfigError for a word that is not an override or option, and for a key that is given twice."""
     before = ""
     for word in arguments:
         option = word.partition("=")[0]
@@ -84,9 +84,9 @@ def overrides_in(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def meant(word: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """Return the question whether the user meant a command, or a group without a choice, or a choice without its group.
+    """Return a question with what the user may have meant: a command, a group, or the group of a choice.
 
-    Return '' if there is none of that name.
+    Return '' if none of these has that name.
     """
     if word in COMMANDS:
         return f"; did you mean {COMMANDS[word]}?"
@@ -97,7 +97,7 @@ def meant(word: str, groups: Mapping[str, Sequence[str]]) -> str:
 
 
 def without_dashes(word: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """Return what the user may have meant by an option that there is not: a group, another option, or a key."""
+    """Return what the user may have meant by an option that does not exist: a group, another option, or a key."""
     option, _, value = word.partition("=")
     key, near = option.lstrip("-").replace("-", "_"), suggest(option, sorted(OPTIONS))
     if key in groups:
@@ -106,7 +106,7 @@ def without_dashes(word: str, groups: Mapping[str, Sequence[str]]) -> str:
 
 
 def assigned(group: str, choice: str = "") -> str:
-    """Return GROUP=CHOICE as a command has it, with a plus if the group has no choice without it."""
+    """Return GROUP=CHOICE as a command has it, with a plus if the group has no default choice."""
     return f"{'+' if group in STARTS else ''}{group}={choice or 'NAME'}"
 
 

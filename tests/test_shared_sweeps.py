@@ -1,4 +1,4 @@
-"""All sweeps share one runs_dir, in two orders: each finds all of its runs, and every figure is drawn.
+"""All sweeps are valid, and share one runs_dir, in two orders: each finds all of its runs, and every figure is drawn.
 
 Nothing is trained. Three runs are rehearsed, one of each kind with all probes, and a sweep's run is made from the rows
 of one of them.
@@ -11,7 +11,7 @@ import importlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import run_here
-from composing import compose
+from composing import compose, covering
 from figure_rules import check_saved
+from fingerprints import fingerprint_of, recorded
 
 from analysis.figures import FIGURES, Figure
 from analysis.recipe import fig05_reasoning
 from mxstudy import cli, results
+from mxstudy.config import read_run
 from mxstudy.launch import inline, plan, sweep
 from mxstudy.launch.composed import Composed
 from mxstudy.reader import ConfigError
@@ -47,8 +49,9 @@ TEMPLATES = {  # {study: the commands of runs that have the rows of all its prob
 }
 STEPS, LOST = 640, 100  # steps of a made stack, and the step at which one of its replicas diverges
 OF_SWEEPS = [figure for figure in FIGURES if "+sweep=" in figure.command and "+experiment=" not in figure.command]
+SWEEPS = cli.groups()["sweep"]
 ASKED = sorted(  # every sweep as it stands, and with what figures need beside it, without runs that a user names
-    {f"+sweep={name}" for name in cli.groups()["sweep"]}
+    {f"+sweep={name}" for name in SWEEPS}
     | {
         " ".join(word for word in part.split()[3:] if "FINGERPRINT" not in word)
         for figure in OF_SWEEPS
@@ -177,7 +180,11 @@ def parts(one: Composed) -> tuple[Any, ...]:
 
 
 def test_sweeps_share_their_runs_in_any_order_and_every_figure_is_drawn(
-    study: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    study: Copied,
+    given_to: Callable[[str], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Both orders are in one test because composing all sweeps takes longer than launching them.
 
@@ -186,6 +193,7 @@ def test_sweeps_share_their_runs_in_any_order_and_every_figure_is_drawn(
     parent = study.templates["student_teacher"][0].path
     given = dict.fromkeys(("interventions", "interventions_public_code"), f"parent={parent}")
     given |= {"shakespeare": "data.paths=[book.txt]"}
+    assert [name for name in SWEEPS if not is_valid_and_recorded(name, " ".join(given_to(name)))] == []
     asked, runs = ASKED, Path("runs")
     for name in ORDERS:
         (tmp_path / name).mkdir()
@@ -199,6 +207,19 @@ def test_sweeps_share_their_runs_in_any_order_and_every_figure_is_drawn(
     with read_once():
         assert [figure.name for figure in OF_SWEEPS if not is_drawn(figure)] == []
     assert {name: found for name, found in rules.items() if found} == {}
+
+
+def is_valid_and_recorded(name: str, given: str) -> bool:
+    """Tell whether a sweep's jobs have their recorded fingerprints, in order, and are valid, each override once."""
+    jobs = composed(f"+sweep={name}", given)
+    chosen = covering([one.overrides for one in jobs])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "study_of", study_of)
+        checked = [*plan.validate([one for one in jobs if one.overrides in chosen])]
+    wrong = [one for one in checked if isinstance(one, ConfigError)]
+    print(name, *wrong)
+    found = [fingerprint_of(read_run(one.values)) for one in jobs]
+    return bool(chosen) and not wrong and found == recorded(f"sweep/{name}")
 
 
 def sharing(jobs: dict[str, list[plan.Job]]) -> list[str]:

@@ -89,7 +89,7 @@ def of_replicas(runs: pd.DataFrame, measured: pd.DataFrame, values: pd.Series, h
 
 
 @dataclass(frozen=True, eq=False)
-class Claim:
+class PrestatedClaim:
     """A claim about the quantity `of` in `arm`, minus that in `baseline` if there is one.
 
     `reproduced` and `contradicted` are the ranges in which the interval must lie for that verdict. `pairs` are the
@@ -110,16 +110,16 @@ class Claim:
 
 def more(
     figure: int, source: str, says: str, of: Quantity, arm: Arm, baseline: Arm, pairs: Sequence[str] = ()
-) -> Claim:
+) -> PrestatedClaim:
     """Return the claim that a quantity is larger by any amount.
 
     It is contradicted by an interval below half of figure 6's difference.
     """
-    return Claim(figure, source, says, of, arm, (0, np.inf), ((-np.inf, HALF_OF_FIGURE_6),), baseline, pairs)
+    return PrestatedClaim(figure, source, says, of, arm, (0, np.inf), ((-np.inf, HALF_OF_FIGURE_6),), baseline, pairs)
 
 
-def less(figure: int, source: str, says: str, of: Quantity, arm: Arm, baseline: Arm) -> Claim:
-    return Claim(figure, source, says, of, arm, (-np.inf, 0), ((-HALF_OF_FIGURE_6, np.inf),), baseline)
+def less(figure: int, source: str, says: str, of: Quantity, arm: Arm, baseline: Arm) -> PrestatedClaim:
+    return PrestatedClaim(figure, source, says, of, arm, (-np.inf, 0), ((-HALF_OF_FIGURE_6, np.inf),), baseline)
 
 
 MX = {"choice.precision": "mxfp8", "choice.fidelity": "public_code"}
@@ -129,12 +129,12 @@ KL, MSE = {"config.loss": "kl"}, {"config.loss": "mse"}
 XAVIER, TORCH = {"config.model.init": "xavier"}, {"config.model.init": "torch"}
 
 
-def stable(width: int) -> Claim:
+def stable(width: int) -> PrestatedClaim:
     """Return the claim that FP32 is stable.
 
     The limit is what the paper shows for FP32 at 5e-4: two of nine sizes are unstable.
     """
-    return Claim(
+    return PrestatedClaim(
         6,
         "appendix C.1",
         f"at width {width} FP32 is stable at 2e-4 to 6e-4",
@@ -147,7 +147,7 @@ def stable(width: int) -> Claim:
 
 CLAIMS = (
     more(3, "figure 3, centre", "MXFP8 diverges more often than FP32", diverged, MX, FP32),
-    Claim(
+    PrestatedClaim(
         3,
         "section 5.1; figure 3, centre",
         "before a divergence at least three quarters of the first block's gains are in the last bin",
@@ -156,7 +156,7 @@ CLAIMS = (
         (FILLED, np.inf),
         ((-np.inf, FILLED),),
     ),
-    Claim(
+    PrestatedClaim(
         3,
         "section 5.1; figure 3, right",
         "about 1 % of the activations, 0.5 to 2 %, is in the last bin",
@@ -191,7 +191,7 @@ CLAIMS = (
 )
 
 
-def of_figure(figure: int) -> list[Claim]:
+def of_figure(figure: int) -> list[PrestatedClaim]:
     """Return the claims of a figure, which are judged jointly."""
     return [claim for claim in CLAIMS if claim.figure == figure]
 
@@ -214,7 +214,7 @@ class Finding(NamedTuple):
     widths: Sequence[int] = ()
 
 
-def judged(claim: Claim, runs: pd.DataFrame, last_bin: pd.DataFrame, claims: int) -> Finding:
+def judged(claim: PrestatedClaim, runs: pd.DataFrame, last_bin: pd.DataFrame, claims: int) -> Finding:
     """Judge one of `claims` claims that are judged jointly. `runs` are from `students.arms.ended`."""
     level, runs = joint_level(claims), without_open(runs)
     values = claim.of(runs, last_bin) if len(runs) else pd.Series(dtype=float)
@@ -257,7 +257,7 @@ def partners(
 
 
 def interval(
-    claim: Claim, units: pd.Series, ours: pd.Series, theirs: pd.Series, level: float, seeds: int
+    claim: PrestatedClaim, units: pd.Series, ours: pd.Series, theirs: pd.Series, level: float, seeds: int
 ) -> tuple[float, float]:
     """Return the interval that `seeds` data seeds would give if they had the mean and spread of `units`."""
     low, high = student(units, level, seeds)
@@ -268,7 +268,7 @@ def interval(
     return in_range(low, high, is_difference=bool(claim.baseline))  # every quantity is a share
 
 
-def needed(claim: Claim, units: pd.Series, ours: pd.Series, theirs: pd.Series, level: float) -> str:
+def needed(claim: PrestatedClaim, units: pd.Series, ours: pd.Series, theirs: pd.Series, level: float) -> str:
     """Return how many data seeds would decide the claim if they had the mean and spread of these."""
     for seeds in range(max(len(units), LEAST_UNITS), MOST_UNITS + 1):
         low, high = interval(claim, units, ours, theirs, level, seeds)
@@ -301,7 +301,7 @@ def report(runs: pd.DataFrame, last_bin: pd.DataFrame, figure: int) -> str:
 
 
 def filling(runs: pd.DataFrame, last_bin: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
-    """Return which replicas ever have most of the first block's gains in the last bin, and what divergences find there.
+    """Return when replicas have most of the first block's gains in the last bin, and the share before a divergence.
 
     The first table has, by replica, the first and last such step before its divergence, and `diverged`. The second has,
     for the replicas that diverged, the share in the last measurement before that.

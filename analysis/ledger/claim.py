@@ -48,7 +48,7 @@ def in_one_code(
 
 
 def others(runs: pd.DataFrame, own: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) -> int:
-    """Return how many units with all arms `runs` has of other code and `own` lacks."""
+    """Return the number of units with all arms that `runs` has in other code, and `own` lacks."""
     return len(shared_units(runs, arms, unit) - shared_units(own, arms, unit))
 
 
@@ -111,7 +111,7 @@ class Judged:
 
     @cached_property
     def price(self) -> str:
-        """Return how many units would tell, with the mean and spread of these; '' for a verdict or without a spread."""
+        """Return how many units would tell, with the mean and spread of these, or '' for a verdict or no spread."""
         if self.evidence is None or self.verdict != UNCLEAR or self.units < 2:
             return ""
         if self.evidence.verdict:

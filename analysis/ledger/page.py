@@ -32,8 +32,8 @@ Every row is one claim of a document, with the rule that decides it. `make claim
 `claims.json` from the tables in this folder alone: no verdict is written by hand; a claim without tables is not run.
 
 - **Unit.** What is independent: the data seed of students, whose initial seeds are averaged first; two language models
-  with equal seeds; a shape that a kernel was timed at. Arithmetic has none. Runs of two codes are not pooled: those of
-  one are taken, of which most units have all arms.
+  with equal seeds; a shape that a kernel was timed at. Arithmetic has none. Runs of two codes are not pooled: only
+  the code in which most units have all arms is used.
 - **Effect.** The mean over units with its interval: the widest of Student's, from eight units on the bootstrap's (BCa),
   and for fractions Wilson's or Newcombe's, cut where fractions and their differences end. Fractions are of all runs at
   the stated step.

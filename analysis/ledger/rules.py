@@ -66,7 +66,7 @@ class Rule:
         return (REPRODUCED if set(each) == {REPRODUCED} else UNCLEAR), rates
 
     def needed(self, found: Sequence[Effect], comparisons: int | None = None) -> int | None:
-        """Return the least number of units with the mean and spread of these that decides; None above MOST_UNITS."""
+        """Return the least number of units with the mean and spread of these that decides, or None above MOST_UNITS."""
         for units in range(max(LEAST_UNITS, *(one.count + 1 for one in found)), MOST_UNITS + 1):
             planned = [Planned(one.units, one.outcomes, one.died, one.name, units) for one in found]
             if self.verdict(planned, comparisons)[0] != UNCLEAR:

@@ -15,7 +15,15 @@ import pandas as pd
 from analysis.pages.marks import Parts, least_and_most, one_or_range, rows_of, share_of
 from analysis.pages.student_lots import counted, shown
 from analysis.statistics import CONFIDENCE, LEAST_UNITS, joint_level
-from analysis.students.arms import MIXED, Difference, difference, middle_step, of_units, quartiles, shown_interval
+from analysis.students.arms import (
+    MIXED,
+    FractionDifference,
+    difference,
+    middle_step,
+    of_units,
+    quartiles,
+    shown_interval,
+)
 from analysis.students.decisive import ALL, REFERENCE, effects, with_factors
 from analysis.units import DATA_SEED
 from mxstudy.results import markdown
@@ -92,7 +100,7 @@ def of_differences() -> str:
 
 
 @cache
-def main_effects() -> dict[str, dict[str, Difference | None]]:
+def main_effects() -> dict[str, dict[str, FractionDifference | None]]:
     return effects(decisive())
 
 
@@ -105,7 +113,7 @@ def of_effects() -> str:
     return markdown(columns, cells, left=columns)
 
 
-def words(found: Difference | None) -> str:
+def words(found: FractionDifference | None) -> str:
     return "" if found is None else f"{shown(found)}: {found.verdict}"
 
 
@@ -181,14 +189,14 @@ def cells_of(claim: str, runs: pd.DataFrame, baseline: pd.DataFrame) -> tuple[st
     return counted(runs), counted(baseline), shown(found), judged_by(claim, found)
 
 
-def compared(runs: pd.DataFrame, baseline: pd.DataFrame, level: float) -> Difference:
+def compared(runs: pd.DataFrame, baseline: pd.DataFrame, level: float) -> FractionDifference:
     """Return the difference of two groups of arms, which are averaged in each data seed."""
     ours, theirs = ((part["diverged"] > 0).astype(float) for part in (runs, baseline))
     units = ours.groupby(runs[DATA_SEED]).mean() - theirs.groupby(baseline[DATA_SEED]).mean()
     return of_units(units.dropna(), (ours, theirs), level, [runs, baseline])
 
 
-def judged_by(claim: str, found: Difference) -> str:
+def judged_by(claim: str, found: FractionDifference) -> str:
     """Return what the interval says of a claim: supported, not supported, contradicted, cannot tell or mixed code."""
     if found.is_mixed:
         return MIXED

@@ -98,7 +98,7 @@ def right() -> str:
 
 
 OURS = {"bf16": "ours, bf16", "MXFP8": "ours, rmsnorm, mxfp8, compute bf16"}
-TARGETS = {"bf16": 5.0, "MXFP8": 4.0}  # times HFLM's requests a second, set before
+TARGETS = {"bf16": 5.0, "MXFP8": 4.0}  # times HFLM's requests a second; stated before the measurement
 EVALUATION: Parts = {
     "requests": lambda: f"{rows('evaluation_speed')[0]['requests']:,}",
     "rounds": lambda: f"{benchmark('evaluation_speed')['settings']['rounds']}",

@@ -124,7 +124,7 @@ SOAK: Parts = {
 # --------------------------------------------------------------------------------------------------- checksums
 
 LIMIT = 0.1
-LEAST_ROUNDS = 3  # of which one can tell whether the limit is met
+LEAST_ROUNDS = 3  # fewer rounds cannot tell whether the limit is met
 SIZES = ("checkpoint_1_layer", "checkpoint", "checkpoint_llama_1b")  # the last is the whole model, on another machine
 
 

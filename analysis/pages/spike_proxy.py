@@ -73,7 +73,7 @@ def losses(norm: str, seed: int) -> pd.Series:
 
 
 def largest_rise(after: int) -> str:
-    """Return the largest rise of a loss from one step to the next, after so many steps."""
+    """Return the largest rise of a loss from one step to the next, after step `after`."""
     return f"{max(losses(norm, seed).diff().loc[after + 1 :].max() for norm in NORMS for seed in SEEDS):.2f}"
 
 

@@ -63,7 +63,7 @@ def ours(part: str, name: str = "parts") -> dict[str, float]:
     return dict(found)
 
 
-OTHER_TILE = "ours, "  # what the makers of our kernels with other tiles begin with
+OTHER_TILE = "ours, "  # how rows of our kernels with other tiles begin, in `by`
 
 
 def other_tiles(name: str = "parts") -> str:
@@ -100,7 +100,7 @@ def fastest(found: list[dict[str, Any]]) -> dict[str, Any]:
     return min(found, key=lambda one: float(one["us"]))
 
 
-CAST_TILES = "NVFP4, both, "  # what the operands of other tiles begin with
+CAST_TILES = "NVFP4, both, "  # how rows with other tiles begin, in `operand`
 
 
 def casts() -> str:
@@ -199,7 +199,7 @@ def rotary_least_ms(operands: int) -> str:
 
 
 def embedding_gb() -> str:
-    """Return the bytes that the embedding's gradient moves as PyTorch computes it, sorting aside.
+    """Return the gigabytes that the embedding's gradient moves as PyTorch computes it, without its sorting.
 
     A copy of dx in FP32: 2 bytes are read and 4 written. Zeros for the table. Then each row of that copy is read, and
     at most as many rows of the table are read and written.
@@ -218,7 +218,7 @@ def of_step(part: str) -> str:
 
 
 def logits_rate(passes: int) -> float:
-    """Return the TB/s of the cross-entropies of llama_1b, if each goes over the logits so many times."""
+    """Return the TB/s of the cross-entropies of llama_1b, if each goes over the logits `passes` times."""
     settings = benchmark(name_of("llama_1b", "H100"))["settings"]
     whole = settings["batch"] * settings["sequence"] * settings["vocabulary"] * 2
     return float(passes * whole / ms_of("llama_1b", "bf16, fused")["cross-entropy"] / 1e9)

@@ -9,8 +9,8 @@ from analysis.ledger.measured import PEAK
 from analysis.pages.marks import Parts, benchmark, row, rows
 from mxstudy.results import markdown
 
-# A kernel is in the first group of which one of the texts is in its name. Kernels of a step that are not among an arm's
-# longest are in REST.
+# A kernel belongs to the first group that has a text contained in the kernel's name. Kernels of a step that are not
+# among an arm's longest are in REST.
 GROUPS = {
     "products times tensor scales": ("clamp_min_lt_mul",),
     "GEMMs": ("nvjet",),

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.instability import claims as prestated
 from analysis.pages.marks import rows_of, share, share_of
 from analysis.statistics import joint_level
-from analysis.students.arms import Difference, ended
+from analysis.students.arms import FractionDifference, ended
 from mxstudy.results import markdown
 
 OF_FIGURE = {3: "overflow", 6: "learning_rate_window", 8: "loss", 11: "initialisation"}
@@ -25,7 +25,7 @@ def lot(name: str) -> pd.DataFrame:
 
 
 @cache
-def findings(figure: int) -> dict[prestated.Claim, prestated.Finding]:
+def findings(figure: int) -> dict[prestated.PrestatedClaim, prestated.Finding]:
     """Return the claims of a figure, judged by the rule that was stated before their runs."""
     claims = prestated.of_figure(figure)
     last_bin = rows_of("last_bin", OF_FIGURE[figure]) if figure == 3 else pd.DataFrame()
@@ -45,13 +45,13 @@ def verdicts(*figures: int) -> str:
     return markdown(columns, cells, left=["claim", "interval", "verdict", "what would tell"])
 
 
-def number(claim: prestated.Claim, value: float) -> str:
+def number(claim: prestated.PrestatedClaim, value: float) -> str:
     if claim.of is IN_PERCENT:
         return f"{100 * value:.2f}"
     return f"{value:+.2f}" if claim.baseline else f"{value:.2f}"
 
 
-def unit(claim: prestated.Claim) -> str:
+def unit(claim: prestated.PrestatedClaim) -> str:
     return " %" if claim.of is IN_PERCENT else ""
 
 
@@ -80,7 +80,7 @@ def unstable(runs: pd.DataFrame) -> pd.Series:
     return (runs["diverged"] > 0) | runs["open"]
 
 
-def shown(found: Difference | None) -> str:
+def shown(found: FractionDifference | None) -> str:
     assert found is not None
     return f"{found.value:+.2f} ({found.low:+.2f} .. {found.high:+.2f})"
 

@@ -130,7 +130,7 @@ def middle_step(steps: pd.Series) -> str:
 MIXED = "cannot tell (mixed code)"
 
 
-class Difference(NamedTuple):
+class FractionDifference(NamedTuple):
     """A difference of two fractions that diverged, -1 to 1, with its 95 % interval over `units` data seeds.
 
     `is_mixed` says that its runs are of different code, so that no verdict is made from it.
@@ -155,7 +155,7 @@ class Difference(NamedTuple):
         return f"{self.value:+.2f}{spread}, {self.units}: {self.verdict}"
 
 
-def difference(runs: pd.DataFrame, baseline: pd.DataFrame, over: Sequence[str] = ()) -> Difference | None:
+def difference(runs: pd.DataFrame, baseline: pd.DataFrame, over: Sequence[str] = ()) -> FractionDifference | None:
     """Return how much more often `runs` diverged than `baseline`, or None if they share no data seed.
 
     All runs count. `over` are columns with the settings of an arm. The replicas of a data seed share teacher and
@@ -177,14 +177,14 @@ def difference(runs: pd.DataFrame, baseline: pd.DataFrame, over: Sequence[str] =
 
 def of_units(
     units: pd.Series, outcomes: tuple[pd.Series, pd.Series], level: float, runs: Sequence[pd.DataFrame]
-) -> Difference:
+) -> FractionDifference:
     """Return the difference that has these units. `outcomes` are those of each of the `runs` of both arms."""
     low, high = Effect(units, outcomes=outcomes).interval(level)
     is_mixed = results.mixed_code(pd.concat(runs)) is not None
-    return Difference(float(units.mean()), low, high, len(units), is_mixed)
+    return FractionDifference(float(units.mean()), low, high, len(units), is_mixed)
 
 
-def shown(effect: Difference | None) -> str:
+def shown(effect: FractionDifference | None) -> str:
     return "no shared seeds" if effect is None else str(effect)
 
 

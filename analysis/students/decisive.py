@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.command import command
-from analysis.students.arms import Difference, column_of, difference, ended, of_arms, table
+from analysis.students.arms import FractionDifference, column_of, difference, ended, of_arms, table
 from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 from mxstudy import results
 
@@ -43,7 +43,7 @@ BASELINES = {"minus fp32": "fp32", "minus bf16": "bf16", "minus the reference": 
 ALL = "all"
 COLORS = {"code": "#0072B2", "paper": "#D55E00", "scaled": "#009E73", ALL: "#000000"}
 
-Interval = Any  # has value, low and high: a Fraction or a Difference
+Interval = Any  # has value, low and high: a Fraction or a FractionDifference
 
 
 def with_factors(runs: pd.DataFrame) -> pd.DataFrame:
@@ -76,10 +76,10 @@ def less(runs: pd.DataFrame, baseline: str) -> Callable[[pd.DataFrame], Interval
     return of
 
 
-def effects(runs: pd.DataFrame) -> dict[str, dict[str, Difference | None]]:
+def effects(runs: pd.DataFrame) -> dict[str, dict[str, FractionDifference | None]]:
     """Return main effects by 'FACTOR: LEVEL minus REFERENCE', then by teacher; ALL stands for all teachers."""
     own = runs[runs["factorial"]]
-    found: dict[str, dict[str, Difference | None]] = {}
+    found: dict[str, dict[str, FractionDifference | None]] = {}
     for factor, (_, reference, levels) in FACTORS.items():
         others = [name for name in FACTORS if name != factor]
         for level in levels:
@@ -147,7 +147,7 @@ def differences_table(runs: pd.DataFrame) -> str:
     return f"{table}\n\nDifference of the fractions (95 %), data seeds: verdict."
 
 
-def effects_table(main: Mapping[str, Mapping[str, Difference | None]]) -> str:
+def effects_table(main: Mapping[str, Mapping[str, FractionDifference | None]]) -> str:
     teachers = list(dict.fromkeys(name for row in main.values() for name in row))
     columns = ("main effect", *map(shown_teacher, teachers))
     cells = [(name, *(row.get(teacher) or "-" for teacher in teachers)) for name, row in main.items()]

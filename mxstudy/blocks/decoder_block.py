@@ -296,10 +296,12 @@ def forward_weight(
     gain: Tensor | None = None,
     after: Tensor | None = None,
 ) -> Operand:
+    """Return the forward's operand of the weight [out, in]; `absmax`, `gain` and `after` as in `cast_operand`."""
     return cast_operand(weight, linear, "forward_w", absmax=absmax, gain=gain, after=after)
 
 
 def dgrad_weight(weight: Tensor, linear: PlannedLinear, after: Tensor, absmax: Tensor | None) -> Operand:
+    """Return dgrad's operand of the weight [out, in], made in the backward after `after`."""
     return cast_operand(weight, linear, "dgrad_w", absmax=absmax, after=after)
 
 

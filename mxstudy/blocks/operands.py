@@ -67,7 +67,7 @@ def result_scale(absmax: Tensor | None, plan: OperandPlan, device: torch.device)
 
 
 def shared_absmax(x: Tensor, linear: PlannedLinear, name: str, **parts: Any) -> Tensor | None:
-    """Return the absmax of x if both of its operands are cast below it, float32 []; None if they are not.
+    """Return the absmax of x if both of its operands are cast below it, float32 [], or None if they are not.
 
     `name`: that of the operand along the rows. `parts`: as in `cast_operand`, the same for both operands.
     """

@@ -53,7 +53,7 @@ def _map_of_choices(overrides: Any, defaults: Sequence[Any], self_added: bool) -
 
 
 def product(loader: ConfigLoader, lines: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of every job of the grid KEY=A,B,...; of two lines with the same key the later one wins.
+    """Return the overrides of every job of the grid KEY=A,B,...; if a key has two lines, the later one wins.
 
     Why: the sweeper that does this is internal, and it also composes every job twice and writes multirun.yaml. It is
     imported inside, because Hydra runs its file a second time when it looks for plugins.
@@ -185,9 +185,10 @@ class Family:
     def composed(
         self, job: Sequence[str], chosen: Mapping[str, str]
     ) -> tuple[DictConfig, dict[str, str], dict[str, Any]]:
-        """Return config and choices of a job, and as plain data what its values do not move; the config is ours.
+        """Return a job's config, its choices, and as plain data the sections that its values cannot change.
 
-        `chosen`: by group, those of its choices that stand alone.
+        The config is the family's own: the caller sets the job's values on it, and the next job replaces them.
+        `chosen`: the choices that stand alone, by group.
         """
         for group, choice in chosen.items():
             if choice != (before := self.choices[group]):
@@ -204,7 +205,7 @@ class Family:
         return self.config, self.choices, self.same
 
     def section(self, group: str, choice: str) -> tuple[Any, dict[str, Any]]:
-        """Return a group's section for a choice, and also as plain data, by its name, if nothing moves it."""
+        """Return a group's section for a choice, and {group: it as plain data}, or {} if values may change it."""
         if (group, choice) not in self.others:
             words = [f"{group}={choice}" if line.partition("=")[0] == group else line for line in self.job]
             config, _ = self.compose(words)

@@ -30,7 +30,7 @@ def address_of_view(experiment_id: str, name: str, charts: bool = False) -> str:
 
 
 def with_columns(names: Sequence[str], widths: Mapping[str, int]) -> State:
-    """Return the state that shows these columns behind the run's name, in this order; `widths`: of some, in pixels."""
+    """Return the state that shows these columns after the run's name, in order. `widths`: pixels of some of them."""
     return {"selectedColumns": list(names), "columnOrder": [RUN_NAME, *names], "columnWidths": dict(widths)}
 
 

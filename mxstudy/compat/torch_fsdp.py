@@ -52,7 +52,7 @@ def extend_all_gather(weight: Any, extension: Extension) -> None:
 def is_gathered_for_backward(module: Any) -> bool:
     """Return whether FSDP2 is gathering the weights of that sharded module for its backward.
 
-    Why: `send` is not told, and codes for dgrad are other than those for the forward.
+    Why: FSDP2 does not tell `send`, and the codes for dgrad differ from those for the forward.
     """
     name: str = module._get_fsdp_state()._fsdp_param_group._training_state.name
     return name == BACKWARD

@@ -21,16 +21,16 @@ Hints = tuple[Any, ...]  # the types of a key, one for each class that has it
 
 
 def candidates(words: Sequence[str], shells: Iterable[str]) -> list[str]:
-    """Return the possible completions of the last word; one that needs more ends in = or a point.
+    """Return the possible completions of the last word; those that need more after them end in = or a point.
 
-    If there are none, the word is a file, or something of the user's own.
+    If there are none, the word is the name of a file, or a value that the user chooses freely.
     """
     *before, word = words or [""]
-    return [one for one in dict.fromkeys(after(before, word, shells)) if one.startswith(word)]
+    return [one for one in dict.fromkeys(words_after(before, word, shells)) if one.startswith(word)]
 
 
-def after(before: Sequence[str], word: str, shells: Iterable[str]) -> Iterable[str]:
-    """Return words that can follow those before, among them all that begin with `word`."""
+def words_after(before: Sequence[str], word: str, shells: Iterable[str]) -> Iterable[str]:
+    """Return words that can follow `before`; all possible ones that begin with `word` are among them."""
     match before:
         case []:
             return (*overrides(word), *COMMANDS, *OPTIONS, "--version")
@@ -65,15 +65,15 @@ def overrides(word: str) -> Iterator[str]:
 def values_of(key: str) -> list[str]:
     """Return the choices of a group, or the values of a key that has few."""
     known = groups() | LAUNCH
-    hints = (hint for path, hints in keys().items() if fits(path, key) for hint in hints)
-    return known[key] if key in known else [value for hint in hints for value in few(hint)]
+    hints = (hint for path, hints in keys().items() if is_path_of(path, key) for hint in hints)
+    return known[key] if key in known else [value for hint in hints for value in values_of_type(hint)]
 
 
-def few(hint: Any) -> list[str]:
+def values_of_type(hint: Any) -> list[str]:
     """Return the values of a type that has only a few, as they are written on the command line."""
     if get_origin(hint) is Literal:
         return [str(value) for value in get_args(hint)]
-    return [*CONSTANTS.get(hint, ())] or [value for part in get_args(hint) for value in few(part)]
+    return [*CONSTANTS.get(hint, ())] or [value for part in get_args(hint) for value in values_of_type(part)]
 
 
 def next_parts(typed: str) -> Iterator[str]:
@@ -82,11 +82,11 @@ def next_parts(typed: str) -> Iterator[str]:
     depth = typed.count(".")
     for path in keys():
         parts = path.split(".")
-        if len(parts) > depth and parts[depth] != "NAME" and fits(".".join(parts[:depth]), above):
+        if len(parts) > depth and parts[depth] != "NAME" and is_path_of(".".join(parts[:depth]), above):
             yield f"{above}{point}{parts[depth]}" + ("=" if len(parts) == depth + 1 else ".")
 
 
-def fits(path: str, key: str) -> bool:
+def is_path_of(path: str, key: str) -> bool:
     """Return whether a path of the schema, in which NAME stands for any, is that of this key."""
     parts, given = path.split("."), key.split(".")
     return len(parts) == len(given) and all(p in (g, "NAME") for p, g in zip(parts, given, strict=True))

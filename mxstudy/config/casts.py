@@ -24,7 +24,7 @@ class BlockCast:
     """The run's settings (`precision.*`) for every operand whose recipe leaves them open.
 
     `operand_pre_round`: round operands to bf16 first, ties away from zero. `pad_blocks`: fill a block that the end of
-    the axis leaves incomplete with zeros; if false, such a size is an error. microxcaling does both.
+    the axis leaves incomplete with zeros; if false, such a size is an error. microxcaling has both on.
     """
 
     block_size: int = 32

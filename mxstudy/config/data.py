@@ -15,7 +15,7 @@ SMALLEST_BPE, LARGEST_BPE = 257, 2**24  # one id per byte, and the one that ends
 class Corpus:
     """`validation_fraction`: the fraction of documents kept for validation, chosen by the hash of their text.
 
-    A single text file keeps its last characters, this fraction of them.
+    Of a single text file it is the fraction of the characters, and the last ones are kept.
     """
 
     validation_fraction: float = 0.02
@@ -43,7 +43,7 @@ class Files(Corpus):
     """
 
     kind: Literal["files"] = "files"
-    format: Literal["text", "jsonl", "parquet"]  # text: a document a file; jsonl, parquet: a document a row
+    format: Literal["text", "jsonl", "parquet"]  # text: one document per file; jsonl, parquet: per row
     paths: tuple[str, ...] = named()  # files or globs; the identity of the corpus is their contents
     validation_paths: tuple[str, ...] = named(())  # their contents are in the identity too
     text_field: str = "text"

@@ -112,7 +112,7 @@ def scalar(value: Any) -> Any:
 
 
 def value_of(default: Any) -> Value:
-    """Return a field's default as a value; None if it has none."""
+    """Return a field's default as a value, or None if it has none."""
     if default is dataclasses.MISSING or default is None:
         return None
     items = plain(default)

@@ -22,8 +22,8 @@ class Evaluation:
     single tasks. MMLU's are the first of its split dev; those of other tasks are drawn for each question from the
     training split by `shots_seed`. `curated_shots`: OLMES' own five, rows of that split. `shots_dir`: a folder with
     TASK.shots.jsonl, whose first rows are taken. `limit`: ask only the first questions of a task in OLMES' order,
-    spread over the subjects of MMLU; null: all. `data_dir`: the folder with the questions, whose contents are hashed
-    instead; null: the hub.
+    spread over the subjects of MMLU; null: all. `data_dir`: the folder with the questions, whose contents enter the
+    fingerprint, and not its path; null: the hub.
     `skip_missing`: leave out a task whose data cannot be read, and report it. `tokens_per_batch`: tokens of a forward,
     padding included.
     """

@@ -65,15 +65,15 @@ class Schedule:
         )
 
     def warmup(self, steps: int) -> int:
-        """Return the number of steps of warm-up in a run of so many steps."""
+        """Return the number of warm-up steps in a run of `steps` steps."""
         return round(self.warmup_fraction * steps) if self.warmup_steps is None else self.warmup_steps
 
     def decay(self, steps: int) -> int:
-        """Return the number of steps over which wsd decays, at the end of a run of so many steps."""
+        """Return the number of steps over which wsd decays, at the end of a run of `steps` steps."""
         return round(self.decay_fraction * steps)
 
     def check_steps(self, steps: int) -> None:
-        """Raise ConfigError, with the full key, if a run of so many steps is too short for `warmup_steps`."""
+        """Raise ConfigError, with the full key, if a run of `steps` steps is too short for `warmup_steps`."""
         if self.warmup_steps is not None:
             decay = self.decay(steps) if self.kind == "wsd" else 0
             require(

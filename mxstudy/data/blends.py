@@ -35,7 +35,7 @@ def identity(data: config.TrainingData, tokenizer: config.Tokenizer) -> dict[str
 
 
 def check_divided(identities: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError if a corpus trains on a whole text of which another corpus keeps a part for validation."""
+    """Raise ConfigError if a corpus trains on a whole text, and another corpus keeps a part of it for validation."""
     divided = {one["sha256"][0]: name for name, one in identities.items() if "split" in one}
     for name, one in identities.items():
         for sha256 in one["sha256"] if one["kind"] == "files" and "split" not in one else ():
@@ -87,13 +87,13 @@ def prepare(
 
 
 def in_order(blend: config.Blend) -> dict[str, config.Data]:
-    """Return the corpora, the one that a BPE is trained on first, and the others by name."""
+    """Return the corpora in the order of their preparation: first the one that trains the BPE, then others by name."""
     weights = blend.phases[0].weights
     return {name: blend.corpora[name] for name in sorted(blend.corpora, key=lambda name: (-weights.get(name, 0), name))}
 
 
 def trained(tokenizer: config.Tokenizer, folder: Path) -> config.Tokenizer:
-    """Return the tokenizer of all further corpora: a BPE as the shards of the first corpus have it."""
+    """Return the tokenizer of all further corpora. A BPE is the one that was trained for the first corpus's shards."""
     if not isinstance(tokenizer, config.TrainedBPE):
         return tokenizer
     return config.Pretrained(name=str(folder / "tokenizer.json"), eos_token=tokenization.EOS)
@@ -101,7 +101,7 @@ def trained(tokenizer: config.Tokenizer, folder: Path) -> config.Tokenizer:
 
 @contextmanager
 def keys_of(data: config.TrainingData, name: str) -> Iterator[None]:
-    """Let a ConfigError about `data` name, within the block, the key of that corpus, if it is one of a blend."""
+    """Replace the key `data` by that of the corpus in a ConfigError of the block, if the corpus is part of a blend."""
     try:
         yield
     except ConfigError as error:
@@ -124,7 +124,7 @@ def manifests_in(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def unigram_entropy_nats(prepared: Mapping[str, Shards], weights: Mapping[str, float], split: Split) -> float:
     """Return the entropy of the token frequencies of a split, nats: the best loss of a model without context.
 
-    `weights`: of each corpus in the split, in any unit.
+    `weights`: each corpus's share of the split, in any unit.
     """
     whole = sum(weights.values())
     chosen = {name: weight / whole for name, weight in weights.items() if weight}

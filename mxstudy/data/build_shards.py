@@ -139,7 +139,7 @@ def tokens(counts: Counts) -> int:
 
 
 def summary(counts: Counts) -> str:
-    """Return the size of the corpus in words, with the part of its tokens that is validated on."""
+    """Return text about the size of the corpus: documents, duplicates, megabytes, tokens, and those for validation."""
     total = {key: sum(count[key] for count in counts.values()) for key in counts["train"]}
     return (
         f"{total['documents']:,} documents ({total['duplicates']:,} duplicates dropped), "

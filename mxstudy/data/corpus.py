@@ -49,7 +49,7 @@ class Source(Protocol):
 
     @property
     def held_out(self) -> HeldOut | None:
-        """Return how a document's place decides on its split, or None if the hash of its text does."""
+        """Return a function that splits documents by location, or None if the hash of a text decides its split."""
 
     @property
     def parts(self) -> Sequence[str]: ...
@@ -242,7 +242,7 @@ def expand(key: str, pattern: str) -> list[Path]:
 
 
 def cut(text: str, validation_fraction: float, where: str) -> Iterator[str]:
-    """Yield a text's first part, and its last one, which has that fraction of the characters."""
+    """Yield a text's first part, and its last part with `validation_fraction` of the characters."""
     require(bool(text), f"data.paths: {where} is empty; name a file with text")
     first = int(len(text) * (1 - validation_fraction))
     parts = {"train": text[:first], "validate": text[first:]}

@@ -23,7 +23,7 @@ class DigestSet:
         self.size = 0
 
     def add(self, digests: bytes) -> np.ndarray:
-        """Add n concatenated digests. Return which were new, bool [n]; of equal ones only the first is."""
+        """Add n concatenated digests. Return which were new, bool [n]; the first of several equal ones counts."""
         keys = np.frombuffer(digests, np.uint64).reshape(-1, DIGEST_BYTES // 8)[:, :2].copy()
         keys[keys[:, 0] == EMPTY, 0] = 1
         _, firsts = np.unique(keys, axis=0, return_index=True)

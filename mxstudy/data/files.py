@@ -24,7 +24,7 @@ ROWS_AT_ONCE = 1024  # rows of a Parquet file per batch
 
 
 def kind_of(name: str) -> str | None:
-    """Return the kind of a file by its suffix, "jsonl" or "parquet"; None for any other suffix."""
+    """Return the kind of a file by its suffix, "jsonl" or "parquet", or None for any other suffix."""
     return next((kind for suffix, kind in KINDS.items() if name.endswith(suffix)), None)
 
 

@@ -126,7 +126,7 @@ def identity(path: Path) -> dict[str, Any]:
 
 
 def step_of(path: Path) -> int:
-    """Return the next training step; 0 for a Hugging Face model, which does not record it."""
+    """Return the next training step, or 0 for a Hugging Face model, which does not record it."""
     return int(read_about(path)["step"]) if (path / "checkpoint.json").is_file() else 0
 
 

@@ -78,7 +78,7 @@ CURATED = {
 
 
 def find_curated(name: str, rows: DataSetRows, wanted: int, place: str) -> list[int]:
-    """Return the numbers of the first so many curated shots among the rows, in OLMES' order.
+    """Return the numbers of the rows that are the first `wanted` curated shots, in OLMES' order.
 
     `place`: where the rows are. Raises ConfigError if OLMES has too few for the task, or if one is not there.
     """

@@ -129,7 +129,10 @@ def continued(
 
 
 def added_text(tokenizer: Tokenizer, prompt: list[int], own: list[int]) -> str:
-    """Return what the `own` tokens add to the text of a prompt's: alone, some decoders drop the space before a word."""
+    """Return the text that the tokens `own` add to the prompt's.
+
+    They are decoded together, because some decoders drop the space at the beginning of a text.
+    """
     before, whole = (tokenizer.backend.decode(ids, skip_special_tokens=False) for ids in (prompt, prompt + own))
     return whole[len(before) :]
 

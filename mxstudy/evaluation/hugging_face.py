@@ -78,7 +78,7 @@ FUSED_IF: dict[str, dict[str, tuple[str, ...]]] = {
         "attention.k_norm.weight": ("self_attn.k_norm.weight",),
     },
 }
-OF_THE_MLP = ("feed_forward.w13.weight", "feed_forward.w2.weight")  # of a dense one; a mixture's: `tensors_of`
+OF_THE_MLP = ("feed_forward.w13.weight", "feed_forward.w2.weight")  # of a dense MLP; `tensors_of` has a mixture's
 SHAPES = {  # key in Hugging Face's config -> key in ours
     "hidden_size": "hidden_size",
     "intermediate_size": "ffn_size",

@@ -30,7 +30,7 @@ class NotANumber(ValueError):
 
 
 def is_right(metric: str, question: Question, nats: Scores, alone: Scores = ()) -> bool:
-    """Return whether the best option, of equal ones the first, is the right one.
+    """Return whether the option with the highest score is the right one; the first counts among equal scores.
 
     `alone`: the unconditional log-likelihoods, for the metric uncond. Raises NotANumber.
     """

@@ -39,7 +39,7 @@ class Task:
         return self.metric if form == "cf" else "raw"
 
 
-PARQUET = "refs/convert/parquet"  # the hub's own copy of a data set whose main branch is a script, which is no more run
+PARQUET = "refs/convert/parquet"  # the hub's copy of a data set whose main branch is a script, which is no longer run
 
 TASKS = {
     "arc_challenge": Task("allenai/ai2_arc", "ARC-Challenge", "test", "uncond", Template(templates.arc)),

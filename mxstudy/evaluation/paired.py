@@ -57,7 +57,7 @@ def draw_means(draw: np.random.Generator, values: np.ndarray) -> np.ndarray:
 
 
 def mcnemar_p(groups: Sequence[tuple[Scores, Scores]]) -> float | None:
-    """Return the two-sided p of McNemar's exact test; None if a score is not 0 or 1.
+    """Return the two-sided p of McNemar's exact test, or None if a score is not 0 or 1.
 
     It tests whether each checkpoint answers as many of the documents right that the other answers wrong.
     """

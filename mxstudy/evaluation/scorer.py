@@ -219,7 +219,7 @@ class Packed(NamedTuple):
     indices: list[int]
 
     def tree(self, device: torch.device) -> Tree | None:
-        """Return positions and attention mask of the batch; None if plain causal attention is the same.
+        """Return positions and attention mask of the batch, or None if plain causal attention is the same.
 
         Padding counts as a branch, so that its tokens attend to something.
         """

@@ -35,9 +35,9 @@ class Shot(NamedTuple):
 
 
 class Shots(NamedTuple):
-    """The shots of a task. `pool`: what they are taken from, by group: the task, or each of its subjects.
+    """The shots of a task. `pool`: the shots to choose from, by group: the task, or each of its subjects.
 
-    `wanted`: how many stand before a question. `seed`: what they are drawn by; None: they are the first of the pool.
+    `wanted`: how many stand before a question. `seed`: the seed that draws them; None: take the first of the pool.
     """
 
     pool: Mapping[str, Sequence[Shot]]

@@ -73,8 +73,8 @@ def row_of(group: str, question: Question, sample: dict[str, Any]) -> dict[str, 
 
 
 def scores_of(samples: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per task and form: score and bits_per_char with standard errors, the score of one who guesses,
-    documents, truncated requests, and whether it is the task's best form (of equal ones mcf, as in OLMES).
+    """Return one row per task and form: score and bits_per_char with standard errors, the score of guessing,
+    documents, truncated requests, and whether it is the task's best form (mcf if both are equal, as in OLMES).
 
     Rows of averages follow, per form and over the best forms; they leave out tasks with subjects. `samples`: rows of
     `samples_of` for any tasks and forms.

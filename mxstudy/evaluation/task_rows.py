@@ -45,7 +45,7 @@ def file_identity(name: str, split: str, folder: str | None) -> dict[str, Any]:
 
 
 class Fields(dict[str, object]):
-    """A row that notes the first field, other than the answer and lists of options, that is read and is no text."""
+    """A row that records the first field that is read and is not text. Answers and lists of options need not be."""
 
     no_text: str | None = None
 

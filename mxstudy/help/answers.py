@@ -21,7 +21,7 @@ Path = tuple[str, ...]  # of a key, from the outside in
 PART = re.compile(r"(?<=[.;])\s")
 
 
-class Place(NamedTuple):
+class KeyAt(NamedTuple):
     """A key at a dotted path, of one class of the schema, in some kinds of run."""
 
     path: str
@@ -30,11 +30,11 @@ class Place(NamedTuple):
     kinds: tuple[str, ...]
 
 
-def places() -> Iterator[Place]:
+def places() -> Iterator[KeyAt]:
     """Yield every key of every kind of run."""
     for cls, found in sections().items():
         for path, kinds in found.items():
-            yield from (Place(f"{path}.{key.name}".lstrip("."), cls, key, kinds) for key in keys(cls))
+            yield from (KeyAt(f"{path}.{key.name}".lstrip("."), cls, key, kinds) for key in keys(cls))
 
 
 def answer(name: str) -> str:
@@ -57,9 +57,9 @@ def answer(name: str) -> str:
     return "\n\n".join(dict.fromkeys(parts))
 
 
-def merged(found: Iterable[Place]) -> list[Place]:
-    """Return each key once, where the classes of several kinds of run say the same of it."""
-    same: dict[tuple[str, Key, str], Place] = {}
+def merged(found: Iterable[KeyAt]) -> list[KeyAt]:
+    """Return each key once if the classes of several kinds of run describe it in the same words."""
+    same: dict[tuple[str, Key, str], KeyAt] = {}
     for place in found:
         about = (place.path, place.key, kind_of(place.cls))
         kinds = same[about].kinds if about in same else ()
@@ -68,7 +68,7 @@ def merged(found: Iterable[Place]) -> list[Place]:
 
 
 def belongs_to(key: str) -> str:
-    """Return the choices of a key's group that have the key, or else the kinds of run; "" if nothing has it."""
+    """Return the choices of a key's group that have the key, or else the kinds of run, or "" if nothing has it."""
     found, group = [place for place in places() if is_at(place.path, key)], key.partition(".")[0]
     kinds = {kind_of(place.cls) for place in found}
     chosen = {choice: (given(group, choice) or {}).get(f"{group}.kind") for choice in groups().get(group, ())}
@@ -81,9 +81,9 @@ def is_at(path: str, name: str) -> bool:
     return re.fullmatch(re.escape(path).replace("NAME", r"[^.]+"), name) is not None
 
 
-def under(name: str, every: Iterable[Place]) -> dict[type, list[Place]]:
+def under(name: str, every: Iterable[KeyAt]) -> dict[type, list[KeyAt]]:
     """Return the keys directly below a name, by class."""
-    found: dict[type, list[Place]] = {}
+    found: dict[type, list[KeyAt]] = {}
     for place in every:
         if is_at(place.path.rpartition(".")[0], name):
             found.setdefault(place.cls, []).append(place)
@@ -105,7 +105,7 @@ def of_group(group: str) -> str:
     return "\n".join(lines)
 
 
-def of_key(place: Place) -> str:
+def of_key(place: KeyAt) -> str:
     """Return a key with its type, default, unit and meaning."""
     key = place.key
     facts = {"type": key.type, "default": key.default or NO_DEFAULT, "unit": key.unit, "in": in_words(place)}
@@ -118,13 +118,13 @@ def kind_of(cls: type) -> str:
     return next((key.default for key in keys(cls) if key.name == "kind" and " or " not in key.type), "")
 
 
-def in_words(place: Place) -> str:
+def in_words(place: KeyAt) -> str:
     """Return the kinds of run that have a key, and the kind of its group."""
     kind = kind_of(place.cls)
     return ", ".join(place.kinds) + (f"; of kind {kind}" if kind else "")
 
 
-def of_section(cls: type, found: Iterable[Place]) -> str:
+def of_section(cls: type, found: Iterable[KeyAt]) -> str:
     """Return all keys of a class, in short."""
     found = [*found]
     head = first_sentence(cls)
@@ -163,7 +163,7 @@ def walked(lines: Iterable[str]) -> Iterator[tuple[int, Path]]:
 
 
 def meaning_at(path: Path, values: Mapping[Path, str]) -> str:
-    """Return the meaning of a key of a config with these values; "" if the schema has no such key."""
+    """Return the meaning of a key of a config with these values, or "" if the schema has no such key."""
     options: list[type] = [cls for name, cls in STUDIES.items() if name == values.get(("study",))]
     is_name = False  # one of a mapping's
     for number, name in enumerate(path[:-1], start=1):

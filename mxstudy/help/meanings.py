@@ -48,7 +48,7 @@ class Key(NamedTuple):
 
 
 def meaning(cls: type, name: str) -> str:
-    """Return the meaning of a field, in the words of a class that declares it; "" if there are none."""
+    """Return the meaning of a field, in the words of a class that declares it, or "" if there are none."""
     if name in CHOSEN:
         return CHOSEN[name]
     owners = [base for base in cls.__mro__ if name in vars(base).get("__annotations__", {})]
@@ -82,7 +82,7 @@ def paragraphs(cls: type) -> list[str]:
 
 
 def said_of(cls: type) -> str:
-    """Return a class's own docstring; "" if it has none (a dataclass then has its signature there)."""
+    """Return a class's own docstring, or "" if it has none (a dataclass then has its signature there)."""
     doc = cls.__doc__ or ""
     return "" if doc.startswith(f"{cls.__name__}(") else inspect.cleandoc(doc)
 
@@ -110,7 +110,7 @@ def of_type(hint: Any) -> str:
 
 
 def first_sentence(cls: type) -> str:
-    """Return the first sentence of a class's docstring; "" if it is about one of its fields."""
+    """Return the first sentence of a class's docstring, or "" if it is about one of its fields."""
     first = paragraphs(cls)[0]
     return "" if LABEL.match(first) else SENTENCE.split(first)[0]
 
@@ -138,7 +138,7 @@ def words(hint: Any) -> str:
 
 
 def unit(name: str, hint: Any) -> str:
-    """Return the unit of a number, from its name; "" if it has none."""
+    """Return the unit of a number, from its name, or "" if it has none."""
     is_number = any(part in str(hint) for part in ("int", "float", "Unbounded")) and not classes(hint)
     return next((unit for pattern, unit in UNITS.items() if is_number and re.fullmatch(pattern, name)), "")
 
@@ -175,7 +175,7 @@ def sections() -> Mapping[type, Mapping[str, tuple[str, ...]]]:
 
 
 def below(cls: type, path: str) -> Iterator[tuple[type, str]]:
-    """Yield a class with its path, and all classes of its fields with theirs; NAME stands for a name of one's own."""
+    """Yield a class with its path, and all classes of its fields with theirs; NAME stands for any name."""
     yield cls, path
     for name, hint in type_hints(cls).items():
         for inside in classes(hint):

@@ -77,7 +77,7 @@ def absmax_any(
     signs: Tensor | None = None,
     after: Tensor | None = None,
 ) -> Tensor:
-    """Return the largest magnitude of what `cast_any` casts, given the same: float32 []. NaN if one of them is NaN."""
+    """Return the largest magnitude that `cast_any` casts with these arguments: float32 [], or NaN if one is NaN."""
     packed = checked_cast(x, cast, gain, bias, signs)
     require(cast.has_outer, "outer: only a cast with an outer scale needs the absmax of x")
     return _absmax_any(x, mean, rms, gain, bias, signs, after, packed)

@@ -85,7 +85,7 @@ def cancel(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, A
 
 
 def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], consent: Consent) -> int:
-    """Submit failed and preempted runs that wait in no queue to their former queue again, with the current code."""
+    """Submit failed and preempted runs that no queue has again, to their former queue and with the current code."""
     with one_at_a_time(runs_dir):
         again = [run for run in run_states(folders) if run.state in RETRIED and not run.in_flight]
         groups: dict[tuple[Local | Slurm, str], list[RunFolder]] = defaultdict(list)

@@ -32,7 +32,7 @@ def show(jobs: Sequence[Job], settings: Launcher) -> None:
     total = sum(costs.values(), Cost())
     rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", "", *columns(sum(gpus.values()), total), ""])
     studies = [(study_of(job.config.study), job.config) for job in todo]
-    notes = {note for study, config in studies for note in (study.gpu_hours_are(config), study.recomputation(config))}
+    notes = {note for study, config in studies for note in (study.gpu_hours_note(config), study.recomputation(config))}
     of_flops = [OF_FLOPS] if total.flops else []
     print("\n".join([*aligned(rows), *backend_notes(todo), *of_flops, *sorted(notes - {""})]), flush=True)
 

@@ -39,7 +39,7 @@ def one_after_another(jobs: list[Job]) -> int:
     parents = Parents(jobs if is_first() else [])
     done, skipped = list[Job](), list[Job]()
     for number, planned in enumerate(jobs, start=1):
-        job = on_first_rank(partial(take, planned, parents, f"[{number}/{len(jobs)}]"))
+        job = on_first_rank(partial(claim_if_needed, planned, parents, f"[{number}/{len(jobs)}]"))
         is_ours = job.state in ("new", "resume")
         with received_signals() as received:
             state = run_one(job) if is_ours else job.state
@@ -67,7 +67,7 @@ def conclude(jobs: list[Job], summaries: Mapping[str, Summary], parents: Parents
         end(jobs, summaries)
 
 
-def take(planned: Job, parents: Parents, number: str) -> Job:
+def claim_if_needed(planned: Job, parents: Parents, number: str) -> Job:
     """Return the job with its current state, after claiming its folder if it is new or resumes."""
     job = compare(planned, stored_runs(planned), Queues())  # another process may have run it since planning
     say(f"{number} {job.label}  {job.folder}{remark(job)}")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def with_arms(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs with the name of each one's arm, the arm's colour, and the name with the job's seeds."""
+    """Return the jobs, each with the name and colour of its arm, and the arm's name with the job's seeds."""
     runs = descriptions(jobs)
     arms = arms_of(runs)
     named = zip(jobs, run_names(runs, arms), arms, strict=True)

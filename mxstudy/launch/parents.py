@@ -37,7 +37,7 @@ class Parents:
             self._record(job)
 
     def wait(self) -> None:
-        """Wait until all parents exist, or a line has said why not."""
+        """Wait until all parents exist, or until a line has been printed that says why they do not."""
         self._thread.join()
 
     def _make(self) -> None:

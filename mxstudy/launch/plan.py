@@ -194,7 +194,7 @@ def compare(job: Job, there: Iterable[RunFolder], queues: Queues) -> Job:
     found = newest(there)
     if found is None:
         return job
-    if found.path != found.place and not job.config.dry_run:
+    if found.path != found.own_path and not job.config.dry_run:
         try:
             found = found.put_back()
         except RunLocked:
@@ -244,7 +244,10 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def refusal(errors: dict[str, list[str]], total: int) -> str:
-    """Return each error with its jobs and their number; without them if all jobs have it, unless runs are stale."""
+    """Return the errors as text, each with the names and the number of its jobs.
+
+    An error that all jobs share stands alone; if it says that several runs are stale, their number stands above it.
+    """
     if list(map(len, errors.values())) == [total] and not (total > 1 and next(iter(errors)).startswith(STALE)):
         return next(iter(errors))
     lines = [f"{sum(map(len, errors.values()))} of {total} jobs cannot run, so none was started:"]

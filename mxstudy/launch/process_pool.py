@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-MANY = 64  # items that make a process worth its start, which takes 0.05 s
+MANY = 64  # items per process at least, because to start one takes 0.05 s
 MOST_PROCESSES = 16
 
 # The function of a pool's processes. It is inherited by the fork, so it may hold objects that cannot be pickled.
@@ -23,7 +23,8 @@ _function: ContextVar[Callable[[Sequence[Any]], Iterable[Any]]] = ContextVar("fu
 def begin_in_processes(function: Callable[[Sequence[T]], Iterable[R]], items: Sequence[T]) -> Callable[[], list[R]]:
     """Return a function that returns list(function(items)).
 
-    Many items are split into one share per core, and forked processes begin on them now; few are taken up at the call.
+    Many items are split into one share per core, and forked processes begin to work on them at once. A few items are
+    worked on in this process, when the returned function is called.
     """
     shares = min(len(os.sched_getaffinity(0)), MOST_PROCESSES, len(items) // MANY + 1)
     if shares < 2:

@@ -77,7 +77,7 @@ class Queues:
 
 
 def local_jobs(launch: Path) -> dict[str, str]:
-    """Return the states of a launch's jobs by job id, as its queue process lists them; {} if that process is gone."""
+    """Return the states of a launch's jobs by id, as its queue process lists them, or {} if that process is gone."""
     try:
         with (launch / QUEUE_LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

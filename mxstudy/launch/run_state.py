@@ -43,7 +43,7 @@ def observe(folder: RunFolder, queues: Queues) -> RunState:
         return in_its_queue(folder, status, ticket, waits=queued == "PENDING")
     if not (ticket and isinstance(ticket.settings, Slurm)) and is_alive(folder):
         return RunState(folder, status, ticket, "running", status.reason)
-    state, reason = gone(status, ticket, queues)
+    state, reason = state_without_process(status, ticket, queues)
     return RunState(folder, status, ticket, state, reason)
 
 
@@ -68,7 +68,7 @@ def in_its_queue(folder: RunFolder, status: Status, ticket: Ticket, waits: bool)
     return RunState(folder, status, ticket, "preempted", f"{why}; waits to continue", waits=True)
 
 
-def gone(status: Status, ticket: Ticket | None, queues: Queues) -> tuple[str, str | None]:
+def state_without_process(status: Status, ticket: Ticket | None, queues: Queues) -> tuple[str, str | None]:
     """Return the state of a run that has no process and is in no queue, and the reason."""
     if ticket and ticket.cancelled:
         return "cancelled", None

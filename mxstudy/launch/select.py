@@ -26,8 +26,8 @@ def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
         choices = value.split(",")
         if key == "run":
             for choice in choices:
-                check_one(choice, [run for run in runs if fit(run, key, choice)])
-        fitting = ([found for choice in choices if (found := fit(run, key, choice))] for run in runs)
+                check_one(choice, [run for run in runs if matching(run, key, choice)])
+        fitting = ([found for choice in choices if (found := matching(run, key, choice))] for run in runs)
         runs = [found[0] for found in fitting if found]
         if not runs:
             other = elsewhere(value, runs_dir) if key == "run" else None
@@ -52,7 +52,7 @@ def check_one(name: str, runs: Sequence[RunFolder]) -> None:
     require(len(found) < 2, f"run: {name} matches each of {', '.join(found)}; give more digits")
 
 
-def fit(run: RunFolder, key: str, value: str) -> RunFolder | None:
+def matching(run: RunFolder, key: str, value: str) -> RunFolder | None:
     """Return the run if it matches, with the membership that the key names, if it names one; else None."""
     if key == "run":
         return run if is_called(run, value) or run.path.absolute() == Path(value).absolute() else None

@@ -38,7 +38,7 @@ def launch(compose: Callable[[], list[Composed]], launcher: Launcher) -> Launche
     If several processes were started together, for example by torchrun, rank 0 plans and sends the plan to the others.
     """
     with met(), planned_for(gpus_per_node(launcher)):
-        jobs = on_first_rank(lambda: plan(told(compose())))
+        jobs = on_first_rank(lambda: plan(with_notes_printed(compose())))
         check_started(jobs)
         if sentence := backends_sentence(jobs):
             say(sentence)
@@ -50,7 +50,7 @@ def launch(compose: Callable[[], list[Composed]], launcher: Launcher) -> Launche
         return Launched(LAUNCH[type(launcher)](jobs, launcher), jobs)
 
 
-def told(composed: list[Composed]) -> list[Composed]:
+def with_notes_printed(composed: list[Composed]) -> list[Composed]:
     """Print the notes of the composed jobs, each once, and return the jobs."""
     for note in dict.fromkeys(note for one in composed for note in one.notes):
         say(note)

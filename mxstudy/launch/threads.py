@@ -34,7 +34,7 @@ class Threads(NamedTuple):
 
 
 def threads_of(is_rehearsal: bool, processes: int) -> Threads | None:
-    """Return the threads of each of these processes, which share this one's cores; None if nothing must be set."""
+    """Return the threads of each of these processes, which share this one's cores, or None if nothing must be set."""
     if VARIABLE in os.environ:
         return None
     if is_rehearsal:

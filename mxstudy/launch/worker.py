@@ -89,10 +89,10 @@ def attempt(folder: RunFolder, body: Callable[[RunFolder], str]) -> str:
         folder.update(state="preempted", reason=str(stop) or signal.SIGINT.name)
         return "preempted"
     except Exception as error:
-        log, reason = folder.path / "error.log", f"{who()}{type(error).__name__}: {error}"
+        log, reason = folder.path / "error.log", f"{rank_prefix()}{type(error).__name__}: {error}"
         print(f"failed: {reason}  ({log})", flush=True)
         with suppress(OSError):  # a full disk may be the reason of the failure
-            if not who() or folder.status().state != "failed":  # another process has recorded the first failure
+            if not rank_prefix() or folder.status().state != "failed":  # another process has recorded the first failure
                 folder.update(state="failed", reason=reason)
                 replace_file(log, traceback.format_exc())
         return "failed"
@@ -117,7 +117,7 @@ def is_first() -> bool:
     return find_rank(os.environ).rank == 0
 
 
-def who() -> str:
+def rank_prefix() -> str:
     """Return 'rank N: ' if the job has several ranks, else ''."""
     own = find_rank(os.environ)
     return f"rank {own.rank}: " if own.size > 1 else ""

@@ -52,7 +52,7 @@ class RoutingOfStep:
         return loss + balance_loss if losses else loss
 
     def over_ranks(self) -> StepRouting | None:
-        """Return the sums over all ranks; None for a dense decoder."""
+        """Return the sums over all ranks, or None for a dense decoder."""
         if not self.sums:
             return None
         loads_LE, entropy_L, balance_loss = (sum_over_ranks(x) for x in self.sums)

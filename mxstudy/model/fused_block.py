@@ -79,7 +79,7 @@ def fused_block(block: Block) -> FusedBlock:
 
 
 def recompute_mlps(model: Decoder, blocks: int) -> None:
-    """Let the backward of the first so many blocks compute the product of their MLP's first linear again.
+    """Let the backward of the first `blocks` blocks compute the product of their MLP's first linear again.
 
     Raises ConfigError for a block that does not run fused, because its modules keep what they need.
     """

@@ -117,12 +117,12 @@ class ExpertNormLinear(NormLinear):
     def forward(  # type: ignore[override]
         self, x_TD: Tensor, of: NormOutput, dispatch: Dispatch, is_grouped: bool
     ) -> Tensor:
-        """Return the experts' rows [N, out] of x's norm, `of`."""
+        """Return the experts' output rows [N, out] from `of`, the output of the norm of x."""
         return read_norm(of, self.weight_as(x_TD), self.arithmetic, x_TD.dtype, dispatch, is_grouped)
 
 
 class SharedUp(MXLinear):
-    """The first linear of the shared experts, which reads the norm of the others. `reads`: that norm, no submodule."""
+    """The first linear of the shared experts. `reads`: the norm of the other experts, which is not a submodule here."""
 
     def __init__(self, norm: Norm, out_features: int, init_std: tuple[float, ...]) -> None:
         super().__init__(norm.size, out_features, init_std)
@@ -137,7 +137,7 @@ class SharedUp(MXLinear):
         return read_norm(self.own(of), self.weight_as(x_TD), self.arithmetic, x_TD.dtype)
 
     def own(self, of: NormOutput) -> NormOutput:
-        """Return the norm's output with its bounds for this linear's transform."""
+        """Return the norm's output, `of`, with the bounds that hold under this linear's transform."""
         return of._replace(bounds=bounds_for(self.reads[0], self.gemms))
 
 

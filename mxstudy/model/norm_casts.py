@@ -21,7 +21,7 @@ from mxstudy.reader import ConfigError, require
 def take_cast(name: str, linear: NormLinear | SharedUp, settings: BlockCast) -> None:
     """Make the linear's norm take its blocks from the linear's casts. Raises ConfigError if it cannot use them.
 
-    `settings`: take the place of a cast of the norm's output, if there is none.
+    `settings`: the run's settings, used if no cast reads the norm's output.
     """
     norm = norm_read(linear)
     if isinstance(norm, MXNorm):
@@ -79,7 +79,7 @@ def take_blocks(name: str, norm: MXNorm, linear: MXLinear, settings: BlockCast) 
 
 
 def why_no_absmax(cast: Cast) -> str | None:
-    """Return why a cast of the norm's output has no absmax of blocks within a row, and a remedy; None if it has."""
+    """Return why a cast of the norm's output has no absmax of blocks within a row, and a remedy, or None if it has."""
     if cast.two_dimensional:
         return "in blocks that span several tokens; use rmsnorm, or set forward_x.two_dimensional=false"
     if cast.statistic != "absmax":

@@ -111,7 +111,7 @@ def check_op_by_op(model: Decoder, norms: dict[str, Read], compute: str) -> None
 
 
 def rounding_of(precision: config.Precision, name: str, norm: Norm, linear: MXLinear) -> VectorCast | None:
-    """Return how that norm rounds its gain and bias; None for the compute dtype. Raises ConfigError for a bad cast."""
+    """Return how that norm rounds gain and bias, or None for the compute dtype. Raises ConfigError for a bad cast."""
     if precision.gain is None:
         return None
     if precision.gain != "mx":

@@ -158,6 +158,7 @@ def candidate(
 
 
 def absmax(blocks: Tensor, tiles: Tiles, element: ElementFormat, cast: Cast) -> Tensor:
+    """Return the absmax of each block, float32, with axes of 1 inside the blocks, or NaN if a number in it is NaN."""
     return absmax_bits(blocks, tiles.inner).view(torch.float32)
 
 

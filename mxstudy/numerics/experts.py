@@ -61,7 +61,7 @@ def grouped_mm(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Expert(Linear):
-    """One expert's linear. `rows`: those of its tokens' random numbers. `first`: that of its weight's first row."""
+    """One expert's linear. `rows`, `first`: the rows of its tokens, and of its weight, in their random streams."""
 
     rows: Tensor | None = None
     first: int = 0
@@ -75,7 +75,7 @@ class Expert(Linear):
 
 @dataclass(frozen=True)
 class Grouped(Linear):
-    """All experts' linears. `rows`: as in `Expert`. `weight_rows`: of one weight. `ends`: of their rows, int32."""
+    """All experts' linears. `rows`: as in `Expert`. `weight_rows`: of one weight. `ends`: int32, of experts' rows."""
 
     rows: Tensor | None = None
     weight_rows: int = 0
@@ -104,6 +104,7 @@ class Plain:
         self.linear = linear
 
     def forward(self, x: Tensor, weight: Tensor, dtype: torch.dtype, bounds: Bounds | None) -> Tensor:
+        """Return the output [rows, out] in `dtype`, as `forward_gemm` does."""
         return forward_gemm(x, weight, self.linear, dtype, bounds)
 
     def forward_tokens(
@@ -113,9 +114,11 @@ class Plain:
         return self.forward(to_rows(x_TI, dispatch), weight, dtype, bounds)
 
     def dgrad(self, dh: Tensor, weight: Tensor, x: Tensor, forward_weight: Tensor, bounds: Bounds | None) -> Tensor:
+        """Return the gradient of x [rows, in], as `dgrad_gemm` does."""
         return dgrad_gemm(dh, weight, self.linear, x, forward_weight, bounds)
 
     def wgrad(self, dh: Tensor, x: Tensor, forward_weight: Tensor, bounds: Bounds | None) -> Tensor:
+        """Return the gradient of the weight, or of all experts' weights, as `wgrad_gemm` does."""
         return wgrad_gemm(dh, x, self.linear, forward_weight, bounds)
 
 
@@ -181,7 +184,7 @@ def is_by_row(cast: Cast | None) -> bool:
 
 
 def random_rows(linear: Linear, dispatch: Dispatch) -> Tensor | None:
-    """Return the row of each dispatched row's random numbers, int64 [N]; None if none are drawn.
+    """Return the row of each dispatched row's random numbers, int64 [N], or None if none are drawn.
 
     With K copies a token, copy j of a token that is row r of the whole batch has the number r * K + j. The place of a
     call holds the first r; the difference to the first copy's number is added here.

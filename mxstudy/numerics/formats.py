@@ -32,6 +32,7 @@ class ElementFormat:
 
     @property
     def bits(self) -> int:
+        """Return the number of bits of an element, its sign included."""
         return 1 + self.exponent_bits + self.mantissa_bits
 
     @property
@@ -46,6 +47,7 @@ class ElementFormat:
 
     @property
     def min_subnormal(self) -> float:
+        """Return the smallest positive number of the format."""
         return 2.0 ** (self.emin - self.mantissa_bits)
 
     @property

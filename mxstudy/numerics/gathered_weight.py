@@ -52,6 +52,7 @@ class GatheredWeight(Tensor):
 
     @classmethod
     def of(cls, coding: Coding, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> GatheredWeight:
+        """Return the weight with these codes and scales; `dtype`: that of its gradient."""
         return stand_in(cls, coding.size, dtype, codes.device).filled(coding, codes, scales)
 
     def filled(self, coding: Coding, codes: Tensor, scales: Tensor) -> GatheredWeight:

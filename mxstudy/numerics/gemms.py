@@ -219,9 +219,11 @@ class Linear:
         return operand(x, cast, axis, dtype, self.draws(name), self.bound(name, bounds), self.decode)
 
     def gemm(self, a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
+        """Return the product [M, N], as the function `gemm` does; subclasses multiply in another way."""
         return gemm(a_MK, b_KN, dtype)
 
     def transform(self, gemm: str) -> Hadamard | None:
+        """Return the transform of that GEMM (forward, dgrad or wgrad), or None."""
         return getattr(self.gemms, f"{gemm}_transform")
 
     def rotated(self, x: Tensor, gemm: str, axis: int, inverse: bool = False, rounds: bool = True) -> Tensor:
@@ -235,7 +237,7 @@ class Linear:
         return hadamard(x, transform.size, signs, axis=axis, signs_after=after, inverse=inverse, rounds=rounds)
 
     def bound(self, name: str, bounds: Bounds | None) -> Tensor | None:
-        """Return an upper bound of the input of that operand's cast, under all transforms; None if none is known.
+        """Return an upper bound of the input of that operand's cast, under all transforms, or None if none is known.
 
         A tile of wgrad's transform mixes elements of several tokens, whose bounds are independent, so it multiplies the
         bound by up to the root of its size.
@@ -254,6 +256,7 @@ class Linear:
         return quantized_operand(x, cast, -1, self.draws(name), self.bound(name, bounds))
 
     def draws(self, name: str) -> Draws | None:
+        """Return the source of that operand's random numbers, or None if its cast needs none."""
         cast: Cast | None = getattr(self.gemms, name)
         return draws_of(self.random, name, name) if cast is not None and is_random(cast) else None
 
@@ -352,6 +355,7 @@ def linear_of(
     decode: Decode | None = None,
     kernel: CastKernel | None = None,
 ) -> Linear:
+    """Return the `Linear` of a filled recipe, with random numbers if it has keys and places."""
     return Linear(gemms, None if keys is None or places is None else Random(keys, places), decode, kernel)
 
 

@@ -147,7 +147,7 @@ def draws_of(random: Random | None, stream: str, place: str) -> Draws:
 
 
 def signs_of(transform: Hadamard, stream: str, random: Random | None, device: torch.device) -> Tensor | None:
-    """Return the signs of a GEMM's transform, float32 [size] or, for a stack, [S, 1, size]; None if it has none."""
+    """Return the signs of a GEMM's transform, float32 [size] or, for a stack, [S, 1, size], or None if it has none."""
     if transform.vector:
         return written_signs(transform.vector, device)
     if transform.signs == "none":
@@ -157,6 +157,7 @@ def signs_of(transform: Hadamard, stream: str, random: Random | None, device: to
 
 @constant
 def written_signs(vector: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the signs that a recipe states as numbers: float32 [size] on the device, made once per process."""
     return _written_signs(vector, device)
 
 

@@ -38,5 +38,6 @@ def rotate_back(dy_BTNH: Tensor, rope_TH: Tensor) -> Tensor:
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return x [..., H] with pairs (i, i + H/2) rotated in FP32, rounded once; cos and sin [..., H / 2]."""
     x1, x2 = x.float().chunk(2, dim=-1)
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).to(x.dtype)

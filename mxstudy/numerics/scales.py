@@ -54,14 +54,14 @@ def code_bump(blocks: Tensor, axis: int) -> Tensor:
 
 
 def decode_scales(codes: Tensor) -> Tensor:
-    """Return 2^(code - 127) in float32, exactly; NaN for 0xFF."""
+    """Return 2^(code - 127) in float32, exactly, or NaN for 0xFF."""
     codes = codes.to(torch.int32)
     bits = torch.where(codes == 0, HALF_MIN_NORMAL_BITS, codes << MANTISSA_BITS)
     return torch.where(codes == NAN_SCALE, NAN_BITS, bits).view(torch.float32)
 
 
 def divide_by_scales(x: Tensor, codes: Tensor) -> Tensor:
-    """Return x / 2^(code - 127) as an exact product; NaN where the code is 0xFF."""
+    """Return x / 2^(code - 127) as an exact product, or NaN where the code is 0xFF."""
     inverse = torch.where(codes == NAN_SCALE, NAN_SCALE, 254 - codes)
     return x * decode_scales(inverse)
 
@@ -80,7 +80,7 @@ def divide(x: Tensor, constant: float) -> Tensor:
 
 
 def fill_scale(absmax: Tensor, largest: float, smallest: float = MIN_NORMAL) -> Tensor:
-    """Return the FP32 scale that maps absmax to `largest`, at least `smallest`; NaN where absmax is not finite."""
+    """Return the FP32 scale that maps absmax to `largest`, at least `smallest`, or NaN where absmax is not finite."""
     scale = divide(absmax, largest).clamp_min(smallest)
     return torch.where(absmax < torch.inf, scale, torch.nan)
 
@@ -120,6 +120,7 @@ def e4m3_training_scales(absmax: Tensor, outer: Tensor, largest: float, largest_
 
 
 def nvfp4_tensor_scale(absmax: Tensor) -> Tensor:
+    """Return the tensor scale of NVFP4 for a tensor, or rows, with this absmax: float32, absmax's shape."""
     return scale_above_e4m3(absmax, FORMATS["NVFP4"].max)
 
 

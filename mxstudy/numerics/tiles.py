@@ -38,6 +38,7 @@ class Tiles:
         return tuple(-(-n // self.block_size) if i in self.axes else n for i, n in enumerate(self.shape))
 
     def split(self, x: Tensor, pad: bool = False) -> Tensor:
+        """Return x with each of `axes` split into [blocks, block size], as `split_blocks` does."""
         for axis in self.axes:
             x = split_blocks(x, self.block_size, axis, pad)
         return x

@@ -81,6 +81,7 @@ def norm_op_by_op(
 
 
 def mean_op_by_op(x: Tensor) -> Tensor:
+    """Return the mean over the last axis, kept as 1; sum and quotient are each rounded to x's dtype."""
     return x.sum(-1, keepdim=True) / x.shape[-1]
 
 
@@ -126,6 +127,7 @@ def silu_op_by_op(x: Tensor) -> Tensor:
 
 
 def sigmoid_op_by_op(x: Tensor) -> Tensor:
+    """Return 1 / (1 + exp(-x)), each operation rounded to x's dtype."""
     return 1 / (1 + torch.exp(-x))
 
 

@@ -62,7 +62,7 @@ def outcome_of(recorded: np.ndarray) -> Outcome:
 
 
 def return_step(curve: np.ndarray, limits: np.ndarray, step: int, within: int) -> int | None:
-    """Return the first of the `within` steps after `step` whose loss is below the limit at `step`; None if none is."""
+    """Return the first of `within` steps after `step` whose loss is below the limit at `step`, or None if none is."""
     below = np.flatnonzero(curve[step + 1 : step + 1 + within] < limits[step])
     return step + 1 + int(below[0]) if len(below) else None
 

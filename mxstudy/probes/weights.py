@@ -37,7 +37,7 @@ class Weights:
 
 
 def absmax(x: Tensor) -> Tensor:
-    """Return the largest magnitude in x, a scalar; 0 for an empty x, as the part of a rank may be."""
+    """Return the largest magnitude in x, a scalar, or 0 for an empty x, as the part of a rank may be."""
     return torch.linalg.vector_norm(x, torch.inf) if x.numel() else x.new_zeros(())
 
 

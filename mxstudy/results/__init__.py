@@ -135,7 +135,7 @@ def load(paths: Sequence[Path | str], kind: str) -> pd.DataFrame:
 
 
 def table_of(path: Path | str, kind: str) -> Path | None:
-    """Return the table file that a path stands for; None if it stands for a folder of runs."""
+    """Return the table file that a path stands for, or None if it stands for a folder of runs."""
     path = Path(path)
     of_kind, suffix = ("", ".json") if kind == BENCHMARK else (f"_{kind}", ".parquet")
     table = path if path.suffix == suffix else path.with_name(f"{path.name}{of_kind}{suffix}")
@@ -155,7 +155,7 @@ def with_code(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def mixed_code(runs: pd.DataFrame) -> str | None:
-    """Return a sentence that names the runs of a frame that different code made; None if all have the same code.
+    """Return a sentence that names the runs of a frame that different code made, or None if all have the same code.
 
     `runs`: rows of `load(paths, "runs")`, or of `load_code`. The code of a run is `code`, torch, Triton and the kind of
     GPU. The replicas of a stack, and a run that two tables have, count once; two runs of one fingerprint count each, if
@@ -169,7 +169,7 @@ def mixed_code(runs: pd.DataFrame) -> str | None:
 
 
 def shared_fingerprint(runs: pd.DataFrame) -> str | None:
-    """Return a fingerprint that runs of several commits share; None if there is none.
+    """Return a fingerprint that runs of several commits share, or None if there is none.
 
     Rows of steps, probes and answers name no commit, so those of such runs cannot be told apart.
     """

@@ -34,9 +34,9 @@ class Curves:
         shared = self.alive.columns.intersection(other.alive.columns)
         return self.alive[shared].sub(other.alive[shared]).dropna(how="all")
 
-    def shown(self, seen: Callable[[pd.DataFrame], pd.DataFrame]) -> Curves:
-        """Return the curves after `seen` has changed their values."""
-        return replace(self, alive=seen(self.alive), lost=seen(self.lost))
+    def shown(self, convert: Callable[[pd.DataFrame], pd.DataFrame]) -> Curves:
+        """Return the curves after `convert` has changed their values."""
+        return replace(self, alive=convert(self.alive), lost=convert(self.lost))
 
 
 def curves_of(rows: pd.DataFrame, runs: pd.DataFrame, column: str, x: str, smooth: bool = False) -> Iterator[Curves]:

@@ -21,12 +21,12 @@ def draw_arms(
     figure: Any,
     arms: Iterable[Curves],
     raw: Mapping[str, Curves] | None = None,
-    seen: Callable[[pd.DataFrame], pd.DataFrame] = lambda values: values,
+    convert: Callable[[pd.DataFrame], pd.DataFrame] = lambda values: values,
     **style: Any,
 ) -> list[Any]:
-    """Draw curves by tokens, and below them the differences from the arms that they are compared with, if there is one.
+    """Draw curves by tokens, and below them their differences from the arms that they are compared with, if any.
 
-    `raw`: by arm, the curves to draw behind an arm of one run. `seen` maps the values to what the upper panel shows,
+    `raw`: by arm, the curves to draw behind an arm of one run. `convert` maps the values to what the upper panel shows,
     while differences are of the values themselves. Returns the one or two panels.
     """
     known = {own.arm: own for own in arms}
@@ -37,7 +37,7 @@ def draw_arms(
     for arm, own in known.items():
         if raw and own.alive.shape[1] == 1:
             top.plot(raw[arm].alive, color=own.color, linewidth=0.6, alpha=0.25, label="not smoothed")
-        draw_arm(top, own.shown(seen), **style)
+        draw_arm(top, own.shown(convert), **style)
     for axes in bottom:
         zero = axes.axhline(0, color="black", linewidth=0.6)
         for arm, less in apart.items():

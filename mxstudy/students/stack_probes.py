@@ -89,7 +89,7 @@ class StackProbes:
         return {name: value.tolist() for name, value in values.items()}
 
     def adam_diagonal(self, step: int) -> list[Tensor] | None:
-        """Return sqrt(v / (1 - beta2^step)) + eps, the divisor of Adam's last update; None if there was none."""
+        """Return sqrt(v / (1 - beta2^step)) + eps, the divisor of Adam's last update, or None if there was none."""
         optimizer = self.stack.config.optimizer
         if not isinstance(optimizer, config.Adam) or step == 0:
             return None

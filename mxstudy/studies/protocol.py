@@ -1,7 +1,7 @@
 """The interface of a kind of run: one class, whose methods are called in the order of their definition here.
 
 plan        check, pinned, identity_key, identity, backends                         no file, no training
-            cost, backend_notes, gpu_hours_are, recomputation                       for a dry run
+            cost, backend_notes, gpu_hours_note, recomputation                       for a dry run
             watched, check_watched, off_then, asked_otherwise                       what is measured beside the run
 run         run                                                                     writes in the run's folder alone
 afterwards  summarise, tell_others                                                  for all runs of a sweep; for one run
@@ -86,7 +86,7 @@ class Study(ABC, Generic[C]):
         """Return the device's type, and the inputs that a fingerprint hashes, such as corpus or checkpoint."""
 
     def backends(self, config: C) -> str | None:
-        """Return the backends of the model's blocks, for example "fused, reference"; None for a run without a model.
+        """Return the backends of the model's blocks, for example "fused, reference", or None for a run without a model.
 
         Raises ConfigError if an explicit `precision.backend` cannot run the model.
         """
@@ -135,7 +135,7 @@ class Study(ABC, Generic[C]):
         """Return lines for a dry run: which blocks do not run on the fastest backend, wholly or in part, and why."""
         return []
 
-    def gpu_hours_are(self, config: C) -> str:
+    def gpu_hours_note(self, config: C) -> str:
         """Return a sentence for a dry run: at which rate `cost` counts GPU hours, or why it has none."""
         return ""
 

@@ -72,7 +72,7 @@ class Named:
         return found
 
     def departs(self, key: str) -> bool:
-        """Return whether no choice gives the value at a key; if none gives any, whether it is not the default."""
+        """Return whether no choice gives the value at a key; without such choices, whether it is not the default."""
         return self.values.get(key) not in self.offered.get(key, [self.defaults.get(key)])
 
     def changed(self, key: str) -> dict[str, Value]:
@@ -119,7 +119,7 @@ def tells_apart(columns: Sequence[Column]) -> bool:
 
 
 def group_columns(arms: Sequence[Named], differing: Sequence[str]) -> dict[str, Column]:
-    """Return a column of choices for each group whose choices differ; for PLAIN ones also if only values differ."""
+    """Return a column of choices for each group whose choices differ, and for PLAIN groups whose values differ."""
     made = dict.fromkeys(group for arm in arms for group in arm.chosen if group not in NO_WORDS)
     columns = {}
     for group in sorted(made, key=lambda group: (group not in PLAIN, PLAIN.index(group) if group in PLAIN else 0)):
@@ -138,7 +138,7 @@ def covered(arms: Sequence[Named], groups: Sequence[str] | Mapping[str, Column])
 
 
 def key_columns(arms: Sequence[Named], keys: Sequence[str], blank: set[str]) -> list[Column]:
-    """Return a column of key=value for each key; '' where a key of `blank` has the value that a choice gives."""
+    """Return a column of key=value for each key, or '' where a key of `blank` has the value that a choice gives."""
     columns = []
     for key in keys:
         texts = texts_of([arm.values.get(key) for arm in arms])
@@ -153,7 +153,7 @@ def key_columns(arms: Sequence[Named], keys: Sequence[str], blank: set[str]) -> 
 
 
 def short_key(key: str, keys: Sequence[str]) -> str:
-    """Return the shortest end of a dotted key with which no other key ends."""
+    """Return the shortest ending of a dotted key that no other key has: 'lr' of 'optimizer.lr'."""
     words = key.split(".")
     ends = (".".join(words[-count:]) for count in range(1, len(words)))
     return next((end for end in ends if not any(f".{k}".endswith(f".{end}") for k in keys if k != key)), key)

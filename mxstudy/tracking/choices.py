@@ -25,7 +25,7 @@ GLOBAL = "# @package _global_"
 
 @functools.cache
 def given(group: str, choice: str) -> Mapping[str, Any] | None:
-    """Return the flat config that a choice's file sets; None if there is no such file.
+    """Return the flat config that a choice's file sets, or None if there is no such file.
 
     A '${...}' that refers to anything but another value of the file is left as it is.
     """

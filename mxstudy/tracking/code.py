@@ -160,7 +160,7 @@ def changes(about: Mapping[str, Any], now: Mapping[str, Any], study: str, on_gpu
 
 
 def release(version: Any) -> str | None:
-    """Return a version without its build: '2.11.0' of '2.11.0+cu130'; None if nothing was recorded."""
+    """Return a version without its build: '2.11.0' of '2.11.0+cu130', or None if nothing was recorded."""
     return version.partition("+")[0] if isinstance(version, str) else None
 
 
@@ -189,7 +189,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def different_code(runs: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return a sentence that names the code of compared runs of one kind; None if it is known and the same.
+    """Return a sentence that names the code of compared runs of one kind, or None if it is known and the same.
 
     `runs`: for each its `study`, `code`, and the keys of BESIDE. A key that a run did not record is not compared,
     except its code.

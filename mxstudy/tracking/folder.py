@@ -198,7 +198,7 @@ class RunFolder:
         return read_json(self.path / "provenance.json", MOVE_AWAY)
 
     def backend(self) -> str | None:
-        """Return the backends that the run's blocks ran on, over all starts and resumes; None if not recorded."""
+        """Return the backends that the run's blocks ran on, over all starts and resumes, or None if not recorded."""
         return backends_in(self.provenance())
 
     def code(self) -> str:
@@ -219,7 +219,7 @@ class RunFolder:
                 replace_file(self.path / memberships.NAME, memberships.text_of(found))
 
     def found_by(self, name: str) -> RunFolder | None:
-        """Return this folder with its membership in the experiment or sweep of that name; None if it has none."""
+        """Return this folder with its membership in the experiment or sweep of that name, or None if it has none."""
         asked = memberships.membership_in(self.memberships(), name)
         return RunFolder(self.path, asked) if asked else None
 
@@ -231,30 +231,32 @@ class RunFolder:
         return self.membership().label
 
     @property
-    def place(self) -> Path:
+    def own_path(self) -> Path:
         """Return the run's folder, or its former folder if a rerun has set it aside."""
         return self.path.with_name(self.path.name.partition(REPLACED)[0])
 
     def put_back(self) -> RunFolder:
-        """Rename a run back that a rerun had set aside before it was killed without making its own folder.
+        """Rename the run back that a rerun has set aside, if the rerun was killed before it made its own folder.
 
-        Return the renamed run. Raises RunLocked if the rerun is just making its folder, and ConfigError if that holds
-        files of a run.
+        Return the renamed run. Raises RunLocked if the rerun is making its folder now, and ConfigError if that folder
+        has files of a run.
         """
         with suppress(FileNotFoundError), self.lock():  # another process may just have put it back
-            if not (self.place / "status.json").exists():
-                begun = list(self.place.glob("*"))
+            if not (self.own_path / "status.json").exists():
+                begun = list(self.own_path.glob("*"))
                 others = [path.name for path in begun if not path.name.startswith((*BEFORE_STATUS, "."))]
-                require(not others, f"{self.place}: has {', '.join(others)} and no status.json; move the folder away")
+                require(
+                    not others, f"{self.own_path}: has {', '.join(others)} and no status.json; move the folder away"
+                )
                 for path in begun:
                     path.unlink()
-                self.path.rename(self.place)
-        return RunFolder(self.place, self.asked)
+                self.path.rename(self.own_path)
+        return RunFolder(self.own_path, self.asked)
 
     def with_result(self) -> RunFolder:
         """Return this folder or, if it holds a rerun without a result yet, that of the run which it replaces."""
         if self.status().state not in DONE:
-            for earlier in map(RunFolder, reversed(replaced(self.place))):
+            for earlier in map(RunFolder, reversed(replaced(self.own_path))):
                 if earlier.status().state in DONE:
                     return RunFolder(earlier.path, self.membership())
         return self
@@ -332,14 +334,14 @@ def find_runs(runs_dir: Path, pattern: str = f"*/{'[0-9a-f]' * NAME_LENGTH}") ->
     """
     name = re.compile(f"[0-9a-f]{{{NAME_LENGTH}}}")
     there = [RunFolder(status.parent) for status in runs_dir.glob(f"{pattern.rstrip('*')}*/status.json")]
-    found = {run.path: run.path for run in there if run.path == run.place}
-    without = {run.place for run in there} - found.keys()
+    found = {run.path: run.path for run in there if run.path == run.own_path}
+    without = {run.own_path for run in there} - found.keys()
     found |= {place: earlier[-1] for place in without if (earlier := replaced(place))}
     return [RunFolder(found[place]) for place in sorted(found) if name.fullmatch(place.name)]
 
 
 def none_but_rehearsals(runs_dir: Path) -> str:
-    """Return where a folder's rehearsals are, for a message that it has no other runs; "" if it has none either.
+    """Return where a folder's rehearsals are, for a message that it has no other runs, or "" if it has none either.
 
     Those of the experiment runs/NAME are in runs/rehearsals/NAME.
     """
@@ -371,7 +373,7 @@ def runs_by_name(runs_dir: Path) -> dict[str, list[RunFolder]]:
     """Return the runs of all experiments under the names of their folders, which begin the fingerprints."""
     found: dict[str, list[RunFolder]] = defaultdict(list)
     for run in find_runs(runs_dir):
-        found[run.place.name].append(run)
+        found[run.own_path.name].append(run)
     return found
 
 

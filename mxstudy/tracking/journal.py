@@ -66,7 +66,7 @@ def read_rows(path: Path, start: int = 0) -> tuple[list[Row], int]:
 
 
 def first_missing(rows: list[Row], stop: int) -> int | None:
-    """Return the first step below `stop` without a training row; None if all have one."""
+    """Return the first step below `stop` without a training row, or None if all have one."""
     trained = {row["step"] for row in rows if "loss" in row}
     return next((step for step in range(stop) if step not in trained), None)
 

@@ -79,7 +79,8 @@ def text_of(memberships: Iterable[Membership]) -> str:
 def joined_by(memberships: Iterable[Membership], new: Iterable[Membership]) -> list[Membership]:
     """Return all memberships, one for each experiment and sweep: a new one replaces an earlier one of the same sweep.
 
-    One whose label has fewer words does not: a launch of fewer jobs needs fewer words to tell them apart.
+    If the new one's label has fewer words, the earlier one stays: a launch of fewer jobs needs fewer words to tell them
+    apart.
     """
     found: dict[tuple[str, str | None], Membership] = {}
     for each in (*memberships, *new):

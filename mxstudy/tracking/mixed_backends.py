@@ -13,7 +13,7 @@ REMEDY = "precision.backend=reference puts all on one"
 
 
 def all_backends(backends: Iterable[str | None]) -> str | None:
-    """Return each backend that any entry names, once: 'fused, reference'; None if none is known.
+    """Return each backend that any entry names, once: 'fused, reference', or None if none is known.
 
     If all known entries are equal, return that entry, with the steps at which a schedule changes the backend.
     """
@@ -24,7 +24,7 @@ def all_backends(backends: Iterable[str | None]) -> str | None:
 
 
 def backends_in(about: Mapping[str, Any]) -> str | None:
-    """Return the backends that a run's blocks ran on, over all starts and resumes; None if not recorded.
+    """Return the backends that a run's blocks ran on, over all starts and resumes, or None if not recorded.
 
     `about`: the run's provenance.
     """
@@ -43,7 +43,7 @@ def backends_by_step(rows: Iterable[tuple[int, str | None]]) -> str | None:
 
 
 def different_backends(runs: Iterable[tuple[str, str | None]], remedy: str = REMEDY) -> str | None:
-    """Return a sentence that says which arms run on which backends; None if all run on the same one.
+    """Return a sentence that says which arms run on which backends, or None if all run on the same one.
 
     `runs`: the arm of each run, by name, and its backend; runs whose backend is None are ignored. `remedy`: the option
     that puts all arms on one backend; may be empty.

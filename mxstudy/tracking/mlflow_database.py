@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 def make_database(path: Path) -> None:
     """Create MLflow's database unless it exists; move an incomplete one aside, and say so.
 
-    Raises sqlite3.Error for a file that is no database, and OSError.
+    Raises sqlite3.Error for a file that is not a database, and OSError.
     """
     if is_made(path):
         return
@@ -41,7 +41,7 @@ def make_database(path: Path) -> None:
 def is_made(path: Path) -> bool:
     """Return whether the file has MLflow's default experiment, which MLflow adds after all tables.
 
-    Raises sqlite3.DatabaseError for a file that is no database.
+    Raises sqlite3.DatabaseError for a file that is not a database.
     """
     if not path.exists():
         return False

@@ -268,7 +268,7 @@ class Position:
 
 
 def position_of(folder: RunFolder, uri: str) -> Position | None:
-    """Return how much of the run that store has; None if it has no such run."""
+    """Return how much of the run that store has, or None if it has no such run."""
     remedy = "delete it; the same command, run again, sends everything again"
     position: Position | None = read_if_there(Position, folder.path / "mirror.json", remedy)
     return position if position and position.uri == uri else None

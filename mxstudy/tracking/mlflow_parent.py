@@ -128,7 +128,7 @@ class Sweep:
 
 
 def links_to_runs(runs: Sequence[Any]) -> list[str]:
-    """Return a paragraph of Markdown with links to runs that are no children of this sweep's, or nothing."""
+    """Return [a paragraph of Markdown with links to runs that other sweeps trained], or [] without such runs."""
     links = [f"[{run.info.run_name}]({page_of(run.info.experiment_id, run.info.run_id)})" for run in runs]
     more = [f"and {len(links) - LISTED} more"] if len(links) > LISTED else []
     return [f"Under the sweeps that trained them: {', '.join(links[:LISTED] + more)}"] if links else []
@@ -155,6 +155,6 @@ def adopt(client: Any, parent_id: str, arms: Mapping[str, str]) -> list[Any]:
 
 
 def run_id_of(folder: RunFolder, uri: str) -> str | None:
-    """Return the id of a folder's MLflow run in this store; None if there is none."""
+    """Return the id of a folder's MLflow run in this store, or None if there is none."""
     position = position_of(folder, uri)
     return position.run_id if position else None

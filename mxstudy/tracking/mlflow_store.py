@@ -85,19 +85,19 @@ def create_experiment(client: Any, name: str) -> Any:
 
 
 def artifact_location(uri: str, experiment: str) -> str | None:
-    """Return the URI of a folder beside an SQLite file, valid for any job; None for a server, which has its own."""
+    """Return the URI of a folder beside an SQLite file, valid for any job, or None for a server, which has its own."""
     database = sqlite_file(uri)
     return (database.parent / "mlruns" / experiment).as_uri() if database else None
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """Return the file of an SQLite store; None for any other store."""
+    """Return the file of an SQLite store, or None for any other store."""
     prefix, path = uri[:10], uri[10:].partition("?")[0]
     return Path(path).absolute() if prefix == "sqlite:///" else None
 
 
 def active_run(client: Any, run_id: str) -> Any | None:
-    """Return the run of that id; None if this store has none, or it was deleted in MLflow."""
+    """Return the run of that id, or None if this store has none, or it was deleted in MLflow."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -110,7 +110,7 @@ def active_run(client: Any, run_id: str) -> Any | None:
 
 
 def find_run(client: Any, experiment_id: str, tags: Mapping[str, str]) -> Any | None:
-    """Return the earliest run with all of these tags that was not deleted in MLflow; None if there is none."""
+    """Return the earliest run with all of these tags that was not deleted in MLflow, or None if there is none."""
     query = " and ".join(f"tags.{quoted(key, BACKTICK)} = {quoted(value, QUOTES)}" for key, value in tags.items())
     found = client.search_runs([experiment_id], query, max_results=1, order_by=["attributes.start_time ASC"])
     return found[0] if found else None

@@ -42,7 +42,7 @@ class Answers:
 
     @property
     def is_silent(self) -> bool:
-        """Return whether its last calls, the latest of them recent, got no answer."""
+        """Return whether the store has answered no call for a while, and the last such call is recent."""
         return time.monotonic() < self.missed_s + FORGET_S and self.missed_s - self.answered_s > SILENT_S
 
     def check(self) -> None:

@@ -38,7 +38,7 @@ def file_digests(sources: Mapping[str, str]) -> dict[str, str]:
         for file, tree in files.trees.items():
             words = words_of(tree)
             if len(words) > 2:
-                for one in files.told(file):
+                for one in files.ambiguous_imports(file):
                     words += [one.own, *files.meaning(one)]
                 found[file] = digest_of(words)
     return found
@@ -48,12 +48,12 @@ def borrowed(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Return for each file those whose definitions are in its digest, so that it changes with them."""
     with without_garbage_collection():
         files = ParsedFiles(sources)
-        origins = {file: map(files.origin, files.told(file)) for file in files.trees}
+        origins = {file: map(files.origin, files.ambiguous_imports(file)) for file in files.trees}
         return {file: {found[0] for found in its if found} for file, its in origins.items()}
 
 
 def tree_digest(source: str) -> str:
-    """Return the digest of one file by itself; '' if it has nothing but docstrings and imports."""
+    """Return the digest of one file by itself, or '' if it has nothing but docstrings and imports."""
     return file_digests({"": source}).get("", "")
 
 
@@ -98,7 +98,7 @@ class ParsedFiles:
         self.definitions = {name: definitions_in(tree) for name, tree in self.trees.items()}
         self.count = Counter(name for own in self.definitions.values() for name in own)
 
-    def told(self, file: str) -> list[Imported]:
+    def ambiguous_imports(self, file: str) -> list[Imported]:
         """Return the imports of a file whose names could mean several things, so that its digest tells which."""
         imports = imports_in(self.trees[file])
         return [one for one in imports if one.own != one.name.split(".")[-1] or self.count[one.name] > 1]
@@ -113,7 +113,7 @@ class ParsedFiles:
         return [] if one.dotted.startswith(f"{ROOT}.") else [one.dotted]
 
     def origin(self, one: Imported) -> tuple[str, ast.AST] | None:
-        """Return the file that an import's name comes from, and its definition or the whole module; None if no file."""
+        """Return the file that an import's name comes from, with its definition or the whole module, or None."""
         if file := _file_of(one.dotted, self.trees):
             return file, self.trees[file]
         file = _file_of(one.module, self.trees)

@@ -122,5 +122,5 @@ def unpaired(words):
 
 @triton.jit
 def larger_magnitude(x, y):
-    """Return the larger magnitude of each position, with some sign; NaN if one is NaN."""
+    """Return the larger magnitude of each position, with some sign, or NaN if one is NaN."""
     return tl.inline_asm_elementwise(LARGEST, "=r,r,r", [x, y], dtype=tl.int32, is_pure=True, pack=1)

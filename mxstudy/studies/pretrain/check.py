@@ -275,7 +275,7 @@ def flops_again(config: Pretrain) -> int:
 
 
 def recomputation(config: Pretrain) -> str:
-    """Return what the backward computes again, with its FLOPs over those of forward and backward; "" if nothing."""
+    """Return what the backward computes again, with its FLOPs over those of forward and backward, or "" if nothing."""
     again, train = flops_again(config), config.train
     if not again:
         return ""

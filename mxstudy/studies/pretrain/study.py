@@ -87,7 +87,7 @@ class PretrainStudy(Study[Pretrain]):
         hours = None if unmeasured(config) else flops / rate / 3600
         return Cost(tokens, flops, hours) * (config.train.steps - done)
 
-    def gpu_hours_are(self, config: Pretrain) -> str:
+    def gpu_hours_note(self, config: Pretrain) -> str:
         what = unmeasured(config)
         return f"GPU hours: no rate was measured for {what}." if what else AT_RATE
 
