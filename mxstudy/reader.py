@@ -173,9 +173,9 @@ def _read_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
     kinds = kinds_of(options)
     _require_mapping(value, path)
     kind = value.get("kind")
-    if kind not in kinds:
+    if str(kind) not in kinds:  # a list cannot be looked up
         raise ConfigError(f"{path}.kind: {kind!r} is not a choice; {suggest(str(kind), kinds)}")
-    return read(kinds[kind], value, path)
+    return read(kinds[str(kind)], value, path)
 
 
 def _read_one_of(options: tuple[Any, ...], value: Any, path: str) -> Any:

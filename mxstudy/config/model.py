@@ -122,6 +122,7 @@ class Decoder:
             self.head_size > 0 and self.head_size % 2 == 0,
             f"head_dim: must be positive and even, not {self.head_dim}",
         )
+        require(self.head_size <= MOST_FEATURES, f"head_dim: must be at most {MOST_FEATURES:,}, not {self.head_dim}")
         require(self.qk_norm or not self.qk_norm_by_head, "qk_norm_by_head: there is no such norm; set qk_norm too")
         require(
             self.num_heads % self.num_kv_heads == 0,

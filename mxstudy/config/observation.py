@@ -126,3 +126,8 @@ class Tracking:
             self.uri is None or ("://" in self.uri and not self.uri.startswith("file:")),
             f"uri: {self.uri!r} would be a file store, which MLflow refuses; give sqlite:///mlflow.db or http://HOST:PORT",
         )
+        name = self.experiment
+        require(
+            name is None or (name.isprintable() and len(name.strip()) > 0 and len(name) <= 500 and ".." not in name),
+            f"experiment: must be a name of 1 to 500 characters in one line, without '..', not {name!r:.40}",
+        )

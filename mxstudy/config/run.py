@@ -357,7 +357,7 @@ def read_run(values: Mapping[str, Any]) -> AnyRun:
     """Return a composed config, given as plain data, as the frozen dataclass of its kind of run. Raises ConfigError."""
     kind = values.get("study")
     require(kind is not None, "study: missing; start from an experiment: +experiment=NAME")
-    if kind not in STUDIES:
+    if str(kind) not in STUDIES:  # a list cannot be looked up
         raise ConfigError(f"study: {kind!r} is not a choice; {suggest(str(kind), STUDIES)}")
-    config: AnyRun = read(STUDIES[kind], values)
+    config: AnyRun = read(STUDIES[str(kind)], values)
     return config

@@ -101,6 +101,7 @@ class Adam:
     def __post_init__(self) -> None:
         for beta in self.betas:
             require(0 <= beta < 1, f"betas: must lie in 0 .. 1, not {list(self.betas)}")
+        require(self.eps >= 0, f"eps: must not be negative, not {self.eps}")
 
 
 @schema

@@ -21,7 +21,7 @@ from mxstudy.launch.run_state import RunState, look, observe
 from mxstudy.launch.say import say
 from mxstudy.launch.select import select
 from mxstudy.launch.table import names, show, status_table, wait_for
-from mxstudy.reader import ConfigError, plain, read, require, suggest
+from mxstudy.reader import ConfigError, one_line, plain, read, require, suggest
 from mxstudy.studies import study_of
 from mxstudy.tracking.folder import DONE, RunFolder
 from mxstudy.train.runtime import planned_for
@@ -49,7 +49,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     which = [a for a in arguments if a not in settings and a.partition("=")[0] not in named]
     runs_dir = Path(named.get("runs_dir", "runs"))
     folders = select(which, runs_dir)
-    wait: bool = read(bool, yaml.safe_load(named.get("wait", "false")), "wait")
+    wait: bool = read(bool, value_in("wait=" + named.get("wait", "false")), "wait")
     return COMMANDS[command](folders, runs_dir, changes_of(settings), Consent(wait, consent == "run"))
 
 
@@ -134,8 +134,15 @@ def run_states(folders: Iterable[RunFolder]) -> list[RunState]:
 
 def changes_of(settings: Sequence[str]) -> dict[str, Any]:
     """Return the changes that arguments hydra.launcher.KEY=VALUE ask for, with VALUE read as YAML."""
-    pairs = (setting.lstrip("+").removeprefix(SETTING).partition("=") for setting in settings)
-    return {key: yaml.safe_load(value) for key, _, value in pairs}
+    return {each.lstrip("+").removeprefix(SETTING).partition("=")[0]: value_in(each) for each in settings}
+
+
+def value_in(argument: str) -> Any:
+    """Return VALUE of KEY=VALUE, read as YAML. Raises ConfigError."""
+    try:
+        return yaml.safe_load(argument.partition("=")[2])
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{argument}: cannot be read ({one_line(error)})") from None
 
 
 def changed(settings: Local | Slurm, changes: Mapping[str, Any]) -> Local | Slurm:

@@ -91,7 +91,7 @@ def plan(composed: list[Composed]) -> list[Job]:
     identities: dict[Any, tuple[str, dict[str, Any]]] = {}
     jobs: dict[str, Job] = {}
     errors: dict[str, list[str]] = defaultdict(list)
-    kinds = STUDIES.keys() & {job.values.get("study") for job in composed if isinstance(job.values, dict)}
+    kinds = STUDIES.keys() & {str(job.values.get("study")) for job in composed if isinstance(job.values, dict)}
     for kind in kinds:
         study_of(kind)  # imports it here, because else each process of `validate` would
     validated = begin_in_processes(validate, composed)

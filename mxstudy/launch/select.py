@@ -21,6 +21,7 @@ def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
     there = find_runs(runs_dir)
     require(bool(there), f"runs_dir: there are no runs in {runs_dir}/{none_but_rehearsals(runs_dir)}")
     runs = [run for run in there if is_readable(run)]
+    require(bool(runs), f"runs_dir: no run in {runs_dir}/ can be read; the lines above say what to do")
     for argument in arguments:
         key, _, value = argument.removeprefix("+").partition("=")
         choices = value.split(",")

@@ -93,6 +93,8 @@ def last_rows(journal: Path) -> list[dict[str, Any]]:
         for line in file.read().split(b"\n")[1 if size > TAIL_BYTES else 0 : -1]:
             with suppress(ValueError):  # a torn line
                 row = json.loads(line)
+                if not isinstance(row, dict):
+                    continue
                 if "resumed_from" in row:
                     rows = []
                 elif "loss" in row:

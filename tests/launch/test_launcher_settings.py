@@ -40,6 +40,8 @@ def test_defaults_are_read_back_as_they_are() -> None:
         ({"kind": "slurm", "gpus_per_node": -1}, "hydra.launcher.gpus_per_node: must be at least 0, not -1"),
         ({"kind": "slurm", "memory_gb": 0}, "hydra.launcher.memory_gb: must be positive, not 0.0"),
         ({"kind": "slurm", "sbatch": ["qos=x"]}, "hydra.launcher.sbatch: 'qos=x' is not an option; write --NAME or"),
+        ({"kind": "slurm", "sbatch": ["--qos=x\n#SBATCH --wrap=y"]}, "hydra.launcher.sbatch: '--qos=x\\n#SBATCH"),
+        ({"kind": "slurm", "partition": "x\ny"}, "hydra.launcher.partition: 'x\\ny' is not a name"),
         ({"kind": "slurm", "time_min": 2}, "hydra.launcher.signal_delay_s: must be less than the 2 minutes"),
         ({"kind": "local", "jobs_per_gpu": 2, "gpus_per_node": 4}, "hydra.launcher.jobs_per_gpu: only jobs of one GPU"),
         ({"kind": "local", "array_parallelism": 0}, "hydra.launcher.array_parallelism: must be at least 1, not 0"),

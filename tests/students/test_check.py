@@ -92,6 +92,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"loss": "kl"}, "label_noise: must be 0 with loss=kl"),
     ({"seeds": [1, 1]}, "seeds: give one or more, each once, not [1, 1]"),
     ({"seeds": []}, "seeds: give one or more, each once, not []"),
+    ({"optimizer": {"kind": "adam", "eps": -1.0}}, "optimizer.eps: must not be negative, not -1.0"),
     ({"lrs": [0.0]}, "lrs: must be positive, not [0.0]"),
     ({"optimizer": {"kind": "adamw", "lr": 1e-3}}, "optimizer.kind: 'adamw' is not a choice"),
 ]

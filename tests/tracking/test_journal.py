@@ -69,6 +69,12 @@ def test_a_last_line_torn_anywhere_is_no_row_and_the_next_writer_goes_on(tmp_pat
         assert [(row["step"], row["text"]) for row in read_journal(path)] == [(0, "fine"), (1, "again")]
 
 
+def test_a_line_that_is_no_object_is_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    path.write_text('{"step": 0, "loss": 1.0}\n[3]\nnull\n')
+    assert [row["step"] for row in read_journal(path)] == [0]
+
+
 def test_a_resume_supersedes_its_step_and_all_later_ones_of_every_kind(tmp_path: Path) -> None:
     path = tmp_path / "j"
     write(path, *({"step": step, "loss": 1.0} for step in range(6)), {"step": 5, "validation_loss": 1.0})

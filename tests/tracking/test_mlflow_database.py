@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from mxstudy.tracking.mlflow_database import is_made, make_database
+from mxstudy.tracking import mlflow_database
+from mxstudy.tracking.mlflow_database import is_made, locked, make_database
 from mxstudy.tracking.mlflow_store import connect
 
 MAKES = (
@@ -64,6 +67,32 @@ def test_what_a_killed_process_left_unfinished_is_removed(tmp_path: Path) -> Non
     (tmp_path / ".mlflow.db.1234.5678").write_text("unfinished")
     make_database(tmp_path / "mlflow.db")
     assert not (tmp_path / ".mlflow.db.1234.5678").exists()
+
+
+@pytest.mark.integration
+def test_who_waits_for_the_lock_takes_what_its_holder_made(made: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    waiting = threading.Thread(target=make_database, args=[path])
+    with locked(tmp_path / ".mlflow.db.lock"):
+        waiting.start()
+        waiting.join(0.5)
+        shutil.copy(made, path)
+        file = path.stat().st_ino
+    waiting.join()
+    assert path.stat().st_ino == file
+
+
+def test_one_that_is_stopped_as_it_is_filled_has_not_its_name_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(uri: str) -> None:
+        Path(uri.removeprefix("sqlite:///")).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mlflow_database, "quiet_client", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        make_database(tmp_path / "mlflow.db")
+    assert [file.name for file in tmp_path.iterdir()] == [".mlflow.db.lock"]
 
 
 def test_no_database_is_left_alone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tracked import make_folder
@@ -42,6 +43,16 @@ def test_a_signal_is_the_reason_of_a_run_that_it_stopped(tmp_path: Path) -> None
         os.kill(os.getpid(), signal.SIGUSR2)
         record_end(Slow(folder), folder, "preempted", None, leave)
     assert (folder.status().state, folder.status().reason) == ("preempted", "SIGUSR2")
+
+
+def test_the_journal_is_on_disk_before_a_checkpoint_is_written(tmp_path: Path) -> None:
+    done: list[str] = []
+    recorder = Slow(make_folder(tmp_path))
+    recorder.journal = SimpleNamespace(sync=lambda: done.append("journal"))
+    recorder.checkpoints = SimpleNamespace(save=lambda *_: done.append("checkpoint"))
+    recorder.tensors, recorder.mirror = dict, None
+    recorder.save(3)
+    assert done == ["journal", "checkpoint"]
 
 
 @pytest.mark.parametrize("away", [None, "URI: ConnectionRefusedError"])
