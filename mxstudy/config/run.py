@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from mxstudy.config.data import Data, Tokenizer, TrainingData
 from mxstudy.config.evaluation import Evaluation, EvaluationDuringTraining
-from mxstudy.config.model import Decoder, Norm, Precision
+from mxstudy.config.model import MOST_FEATURES, Decoder, Norm, Precision
 from mxstudy.config.observation import Probes, Tracking
 from mxstudy.config.student import (
     Intervention,
@@ -21,9 +21,11 @@ from mxstudy.config.student import (
 )
 from mxstudy.config.texts import Texts, TextsDuringTraining
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
-from mxstudy.reader import ConfigError, cosmetic, named, read, require, schema, suggest
+from mxstudy.reader import ConfigError, cosmetic, named, read, require, require_at_most, schema, suggest
 
 SEEDS = ("seed", "data_seed", "seeds")
+MOST_ELEMENTS = 2**31  # of a tensor
+MOST_WORKERS = 2**12
 
 
 @schema
@@ -131,8 +133,8 @@ class Approximation(Run):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("draws", "rows", "hidden_size", "max_blocks", "elements"):
-            require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
+        most = dict.fromkeys(("draws", "rows", "hidden_size", "max_blocks"), MOST_FEATURES)
+        require_at_most(self, most | {"elements": MOST_ELEMENTS})
         require(self.draws > 1, "draws: must be at least 2, to have a spread")
         require(bool(self.stds) and min(self.stds, default=1.0) > 0, f"stds: must be positive, not {list(self.stds)}")
         for name, unit in (("hidden_size", 64), ("elements", 1024)):
@@ -153,7 +155,10 @@ class PrepareData(Run):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.workers is None or self.workers > 0, f"workers: must be positive, not {self.workers}; null: all")
+        require(
+            self.workers is None or 0 < self.workers <= MOST_WORKERS,
+            f"workers: must lie in 1 .. {MOST_WORKERS:,}, not {self.workers}; null: all",
+        )
 
 
 @schema

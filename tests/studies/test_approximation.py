@@ -70,8 +70,9 @@ def test_a_row_is_a_cell(name: str, cell: list[str]) -> None:
     ("values", "message"),
     [
         ({"draws": 1}, r"draws: must be at least 2, to have a spread"),
-        ({"rows": 0}, r"rows: must be positive, not 0"),
-        ({"max_blocks": -4}, r"max_blocks: must be positive, not -4"),
+        ({"rows": 0}, r"rows: must lie in 1 .. 16,777,216, not 0"),
+        ({"max_blocks": -4}, r"max_blocks: must lie in 1 .. 16,777,216, not -4"),
+        ({"elements": 10**30}, r"elements: must lie in 1 .. 2,147,483,648, not 1000"),
         ({"hidden_size": 100}, r"hidden_size: 100 is not a multiple of 64"),
         ({"elements": 1000}, r"elements: 1000 is not a multiple of 1024"),
         ({"stds": []}, r"stds: must be positive"),

@@ -83,16 +83,17 @@ def ranks_together(folder: Path) -> tuple[int, int, list[int]]:
 
 
 def listens_at() -> set[str]:
-    """Return the addresses at which this process listens while it is in a group."""
+    """Return the addresses at which this process listens while in a group, and the interfaces that it was given."""
     with met():
         all_of(rank())  # connects everyone with everyone
-        return {c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
+        found = {c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
+        return found | {os.environ[f"{library}_SOCKET_IFNAME"] for library in ("GLOO", "NCCL")}
 
 
 @pytest.mark.integration
 def test_a_group_of_one_host_listens_to_that_host_alone(tmp_path):
     found = gang.together(tmp_path, 2, listens_at)
-    assert set.union(*found) == {"127.0.0.1"}
+    assert set.union(*found) == {"127.0.0.1", "lo"}
 
 
 @pytest.mark.slow
