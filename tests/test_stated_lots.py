@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from composing import compose, validated
+from composing import compose
 from fingerprints import fingerprint_of
 from made_runs import runs_of, with_losses
 
@@ -24,6 +24,7 @@ from analysis.pages.language_models import LOSS, NORM
 from analysis.recipe.arms_23m import BLOCKWISE, RECIPE, RECIPE_AGAIN, TENSOR, TOGETHER
 from analysis.units import RATE, SEED
 from mxstudy import results
+from mxstudy.config import read_run
 
 pytestmark = pytest.mark.integration
 
@@ -170,9 +171,7 @@ RATE_OF_PAIRS = "optimizer.lr=4.8828125e-04"
     ],
 )
 def test_a_lots_command_has_the_jobs_of_its_plan(command: str, jobs: int) -> None:
-    found = compose(*command.split())
-    fingerprints = {fingerprint_of(validated(one)) for one in found}
-    assert len(fingerprints) == jobs
+    assert len({fingerprint_of(read_run(one.values)) for one in compose(*command.split())}) == jobs
 
 
 def paired_runs(p1: float, p2: float) -> pd.DataFrame:
