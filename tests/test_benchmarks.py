@@ -152,15 +152,15 @@ def test_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 @pytest.mark.slow
 def test_tracking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever happens to the server, all points arrive once and soon, and the trainers do not notice."""
-    small = ["--trainers", "2", "--seconds", "2", "--away-s", "1", "--checkpoint-steps", "10", "--workers", "1"]
-    tracking.main([*small, "--cases", "killed", "read_only", "--json", str(tmp_path / "tracking.json")])
+    small = ["--trainers", "2", "--seconds", "4", "--away-s", "2", "--checkpoint-steps", "10", "--workers", "1"]
+    tracking.main([*small, "--json", str(tmp_path / "tracking.json")])
     written = json.loads((tmp_path / "tracking.json").read_text())
-    assert [row["case"] for row in written["rows"]] == ["killed", "read_only"]
+    assert [row["case"] for row in written["rows"]] == ["undisturbed", "killed", "read_only"]
     for row in written["rows"]:
-        assert (row["points"], row["missing"], row["extra"], row["gave_up"]) == (2 * 20 * 20, 0, 0, 0)
+        assert (row["points"], row["missing"], row["extra"], row["gave_up"]) == (2 * 40 * 20, 0, 0, 0)
         assert row["arrived_s"] <= 60
         assert row["log_ms"] <= 1
-        assert row["warnings"] > 0
+        assert row["warnings"] > 0 or row["case"] == "undisturbed"  # a busy machine's server may be late as well
     assert written["settings"]["trainers"] == 2
     assert "arrived_s" in capsys.readouterr().out
 
