@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import forked
+import gang
 import pytest
 import torch
 
@@ -39,9 +41,16 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("figure_rules", "
 
 @pytest.fixture
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time two steps a round after one step, which is enough where nothing is compiled."""
+    """Time a step a round after one step, which is enough where nothing is compiled."""
     monkeypatch.setattr(train_step, "WARMUP_ROUNDS", 1)
-    monkeypatch.setattr(train_step, "STEPS_A_ROUND", 2)
+    monkeypatch.setattr(train_step, "STEPS_A_ROUND", 1)
+
+
+@pytest.fixture
+def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the tiny models one block of their three."""
+    for module in (train_step, experts):
+        monkeypatch.setattr(module, "model_of", lambda name: replace(training.model_of(name), num_layers=1))
 
 
 @pytest.mark.slow
@@ -105,6 +114,7 @@ def test_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_block")
 def test_train_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--model", "llama_tiny", "--ffn", "96", "--vocabulary", "64", "--batch", "2", "--sequence", "64"]
     words = [*small, "--seconds", "0.1", "--eager", "--device", "cpu", "--profile"]
@@ -181,8 +191,9 @@ def test_nvfp4_is_compared_with_mxfp8_in_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_block")
 def test_experts(tmp_path: Path) -> None:
-    small = ["--model", "moe_tiny", "--batch", "1", "--sequence", "64", "--seconds", "0", "--eager", "--device", "cpu"]
+    small = ["--model", "moe_tiny", "--batch", "1", "--sequence", "32", "--seconds", "0", "--eager", "--device", "cpu"]
     experts.main([*small, "--profile", "--json", str(tmp_path / "experts.json")])
     content = json.loads((tmp_path / "experts.json").read_text())
     rows = {row["arm"]: row for row in content["rows"]}
@@ -331,8 +342,19 @@ def test_scaling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_all_gather(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """There are 1.03 bytes per parameter and direction. A norm's gain travels beside them in bf16."""
+def test_all_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """There are 1.03 bytes per parameter and direction. A norm's gain travels beside them in bf16.
+
+    The ranks are forked, which imports nothing anew. test_scaling starts them by torchrun.
+    """
+
+    def run_case(case: all_gather.Case, module: str) -> dict[str, Any]:
+        folder = tmp_path / case.all_gather
+        words = ["--work", json.dumps(asdict(case)), str(folder / "row.json")]
+        gang.together(folder, case.gpus, importlib.import_module(module).main, words)
+        return json.loads((folder / "row.json").read_text())
+
+    monkeypatch.setattr(scaling, "run_case", run_case)
     small = ["--batch-size", "2", "--micro-batch-size", "1", "--sequence-length", "64", "--steps", "1"]
     words = ["--model", "llama_tiny", "--device", "cpu", "--warmup-steps", "1", "--deterministic", *small]
     all_gather.main([*words, "--json", str(tmp_path / "all_gather.json")])

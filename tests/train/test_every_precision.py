@@ -29,12 +29,20 @@ SIZES = {"fp8_blockwise": "blocks of 128 do not divide keys, 32"}
 FORWARD_IN_BF16 = ("bf16", "mxfp8_backward_only", "mxfp4_rht_sr")
 
 
+STEPS, LR = 5, 2e-2  # a rate that learns much in few steps
+
+
 def settings(row: str, norm: config.Norm) -> config.Pretrain:
     block_size = 16 if row.startswith("nvfp4") else 32
     plan = replace(precision((0, row)), block_size=block_size, operand_pre_round=row == "mxfp6_e2m3")
     plan = of_file(row) if row in FILES else plan
     model = replace(CONFIG.model, ffn_size=128)
-    return replace(CONFIG, model=model, norm=norm, precision=plan, optimizer=config.AdamW(lr=3e-3))
+    return replace(CONFIG, model=model, norm=norm, precision=plan, optimizer=config.AdamW(lr=LR))
+
+
+def of_one_block(given: config.Pretrain) -> config.Pretrain:
+    """Return the settings for a model of one block, but of two where a recipe leaves the last one out."""
+    return replace(given, model=replace(given.model, num_layers=2 if given.precision.skip_blocks == "tail" else 1))
 
 
 @pytest.mark.integration
@@ -43,13 +51,14 @@ def settings(row: str, norm: config.Norm) -> config.Pretrain:
     slow_but(IN_MAKE_TEST, [(row, "rmsnorm") for row in (*ROWS, *FILES)] + IN_MAKE_TEST[-2:]),
 )
 def test_it_learns_and_evaluates(row: str, norm: str) -> None:
-    run, memory = build(settings(row, NORMS[norm]))
+    given = of_one_block(settings(row, NORMS[norm]))
+    run, memory = build(given, steps=STEPS)
     assert train(run, 0, Leave()) == "finished"
-    assert memory.losses[-1] < memory.losses[0] - 0.3
+    assert memory.losses[-1] < memory.losses[0] - 0.5
     tokens = torch.randint(0, 128, (1, 37), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = run.model(tokens)
-        plain = build(settings("bf16", NORMS[norm]))[0].model
+        plain = build(replace(given, precision=settings("bf16", NORMS[norm]).precision))[0].model
         plain.load_state_dict(run.model.state_dict())
         difference = (logits - plain(tokens)).norm() / logits.norm()
     assert logits.shape == (1, 37, 128)
@@ -112,10 +121,11 @@ def test_each_part_of_nvfp4_is_turned_off_by_one_override() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ["fp8_tensor", "mxfp8", "mxfp6_e2m3", "mxfp4", "nvfp4_forward_only"])
 def test_a_mixture_of_experts_learns_and_evaluates(row: str) -> None:
-    given = settings(row, MXNORM)
-    run, memory = build(replace(given, model=replace(given.model, mlp="moe", moe=config.MoE(num_shared=1))))
+    given = of_one_block(settings(row, MXNORM))
+    experts = replace(given.model, mlp="moe", moe=config.MoE(num_shared=1))
+    run, memory = build(replace(given, model=experts), steps=STEPS)
     assert train(run, 0, Leave()) == "finished"
-    assert memory.losses[-1] < memory.losses[0] - 0.3
+    assert memory.losses[-1] < memory.losses[0] - 0.5
     tokens = torch.randint(0, 128, (1, 37), generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), evaluated(run.model):
         assert run.model(tokens).isfinite().all()
