@@ -36,7 +36,7 @@ REFERENCE = "precision.backend=reference"
 # {recipe: the choices of a run that differs from it in the idea alone, and what the plan says about its blocks}
 RECIPES = {
     "An experiment": (("precision=mxfp8",), "3 blocks: fused\n"),
-    "A change of your own": ((), "3 blocks: fused\n"),
+    "A change of your own": (("model.num_layers=1",), "layers.0: fused\n"),
     "A precision recipe": (("precision=mxfp4", REFERENCE), "3 blocks: fused\n"),
     "A format": (
         ("precision=mxfp4", REFERENCE),
@@ -90,12 +90,12 @@ def copy(tmp_path: Path, cache: Path) -> Copy:
     return Copy(tmp_path / "copy", cache)
 
 
-def follow(name: str, copy: Copy) -> str:
-    """Follow that recipe in the copy, and return what its command printed."""
+def follow(name: str, copy: Copy, *words: str) -> str:
+    """Follow that recipe in the copy, and return what its command printed, with further words at its end."""
     recipe = recipes()[name]
     for block in recipe.blocks:
         copy.add(block)
-    return copy.trained(recipe.command)
+    return copy.trained(recipe.command, *words)
 
 
 def test_every_recipe_is_followed() -> None:
@@ -123,7 +123,7 @@ def test_an_experiment_is_the_choices_that_it_makes(copy: Copy, losses_of: Calla
 
 
 def test_a_change_of_your_own_is_compared_over_seeds(copy: Copy) -> None:
-    said = follow("A change of your own", copy)
+    said = follow("A change of your own", copy, "model.num_layers=1", "train.steps=4", "validation.sequences=2")
     assert said.count(RECIPES["A change of your own"][1]) == 12
     rows = re.findall(r"^ *(rmsnorm|mxnorm_p[24]) +4 +0 +\S+ ± \S+ +(.*?) +[\d,]+ *$", said, re.MULTILINE)
     assert [name for name, _ in rows] == ["rmsnorm", "mxnorm_p2", "mxnorm_p4"]
