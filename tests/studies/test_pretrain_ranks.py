@@ -224,7 +224,7 @@ def test_a_rank_that_says_nothing_is_found_out(mishap: str, tmp_path: Path, cach
 
 
 def test_a_killed_rank_ends_the_job_within_a_minute() -> None:
-    """The longest waits of a survivor, one after the other. The test above lets them pass, each shortened."""
+    """The longest waits of a survivor, one after the other. They pass in the test above, shortened, and on Slurm."""
     assert watch.DEAD_AFTER_S + 5 * watch.BEAT_S + 2 * watch.GRACE_S < 60
 
 
