@@ -345,7 +345,8 @@ def test_compiled_blocks_are_sharded_too(fused, tmp_path):
     """
     compiled = replace(settings("mxfp8 mxnorm", compile=True), model=tiny.ONE_BLOCK.model)
     eager = replace(compiled, train=replace(compiled.train, compile=False, micro_batch_size=2))
-    first, second = together(tmp_path, 2, compiled_run, compiled, fused)
+    work = (compiled_run, compiled, True) if fused else (traced_run, compiled)
+    first, second = together(tmp_path, 2, *work)
     losses, backends, passes = first
     assert first == second
     assert backends == {"layers.0": "reference"}
