@@ -83,8 +83,12 @@ def test_a_spoilt_checkpoint_fails_the_run_and_the_one_before_goes_on(spoil: Cal
     assert steps_kept(here) == ["step_00000004", "step_00000006"]
     assert (the_run(here) / "metrics.jsonl").read_bytes() == kept
     newest.rename(here / "away")
+    tokenizer = the_run(here) / "tokenizer.json"
+    whole = tokenizer.read_bytes()
+    tokenizer.write_bytes(whole[:99])
     assert call(*command)[0] == 0
     assert losses(here) == undisturbed
+    assert tokenizer.read_bytes() == whole
 
 
 @pytest.mark.integration

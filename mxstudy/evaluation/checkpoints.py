@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,10 +52,10 @@ def find(text: str, runs_dir: Path) -> Path:
     for its newest checkpoint. Raises ConfigError if `text` names no checkpoint.
     """
     path = Path(text)
-    if (path / "checkpoint.json").is_file() or (path / "config.json").is_file():
+    if any(os.path.isfile(path / name) for name in ("checkpoint.json", "config.json")):
         return path
     require(
-        not path.exists() or (path / "status.json").is_file(),
+        not os.path.exists(path) or (path / "status.json").is_file(),
         f"checkpoint: {path} is neither the folder of a run, nor of a checkpoint, nor of a Hugging Face model",
     )
     return newest(named_run(text, runs_dir, "checkpoint"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from mxstudy.reader import ConfigError, require
@@ -16,7 +17,7 @@ def named_run(text: str, runs_dir: Path, key: str) -> RunFolder:
     Until a rerun has ended, this is the run that it replaces. Raises ConfigError, with the config key `key`, if `text`
     names no run or several.
     """
-    if (Path(text) / "status.json").is_file():
+    if os.path.isfile(Path(text, "status.json")):  # False for a name that is too long
         return RunFolder(Path(text)).with_result()
     runs = [run for run in find_runs(runs_dir) if is_called(run, text)]
     if not runs:

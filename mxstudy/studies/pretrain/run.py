@@ -134,8 +134,7 @@ def keep_inputs(folder: RunFolder, shards: Mapping[str, Shards], own: tokenizer.
         for one in shards.values():
             verify(one)
     pin_shards(folder, shards)
-    if not folder.tokenizer_path.exists():  # so that a checkpoint can be evaluated without the corpus
-        own.save(folder.tokenizer_path)
+    own.save(folder.tokenizer_path)  # so that a checkpoint can be evaluated without the corpus
 
 
 def evaluation_of(
