@@ -32,7 +32,7 @@ from mxstudy.tracking.folder import (
     newest,
     number_of,
     replaced,
-    runs_by_name,
+    runs_by_fingerprint,
 )
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_store import check_uri
@@ -87,7 +87,7 @@ def plan(composed: list[Composed]) -> list[Job]:
 
     Raises ConfigError with every job that cannot run; then no job is started.
     """
-    queues, stored = Queues(), functools.cache(runs_by_name)
+    queues, stored = Queues(), functools.cache(runs_by_fingerprint)
     identities: dict[Any, tuple[str, dict[str, Any]]] = {}
     jobs: dict[str, Job] = {}
     errors: dict[str, list[str]] = defaultdict(list)
@@ -119,10 +119,11 @@ def plan(composed: list[Composed]) -> list[Job]:
                 if label not in (jobs[digest].label, *jobs[digest].also):
                     jobs[digest] = replace(jobs[digest], also=(*jobs[digest].also, label))
             else:
-                folder = Path(config.runs_dir) / config.experiment / digest[:NAME_LENGTH]
+                runs_dir = Path(config.runs_dir)
+                folder = runs_dir / config.experiment / digest[:NAME_LENGTH]
                 job = Job(config, digest, folder, label, request.overrides, request.choices, backend=backend)
-                there = stored(Path(config.runs_dir)).get(digest[:NAME_LENGTH], [])
-                jobs[digest] = job = compare(replace(job, device_type=identities[key][0]), there, queues)
+                job = replace(job, device_type=identities[key][0])
+                jobs[digest] = job = compare(job, stored(runs_dir)(digest), queues)
                 check_code(job.run, job.config, job.state, job.device_type)
         except QueueError:
             raise

@@ -25,7 +25,7 @@ from mxstudy.launch.sweep import end, summarise
 from mxstudy.launch.table import show, wait_for
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError
-from mxstudy.tracking.folder import DONE, NAME_LENGTH, RunFolder, replaced, runs_by_name
+from mxstudy.tracking.folder import DONE, RunFolder, replaced, runs_by_fingerprint
 
 Submit = Callable[..., Iterator[tuple[str, str]]]
 NOT_SUBMITTED = "not submitted"
@@ -38,8 +38,8 @@ def submit_jobs(jobs: list[Job], settings: Local | Slurm) -> int:
     check_asked(jobs, settings)
     runs_dir = Path(jobs[0].config.runs_dir)
     with one_at_a_time(runs_dir):
-        queues, stored = Queues(), runs_by_name(runs_dir)
-        jobs = [compare(job, stored.get(job.fingerprint[:NAME_LENGTH], []), queues) for job in jobs]
+        queues, stored = Queues(), runs_by_fingerprint(runs_dir)
+        jobs = [compare(job, stored(job.fingerprint), queues) for job in jobs]
         todo = [job for job in jobs if job.state in ("new", "resume")]
         claimed = claim_all(todo)
         parents = Parents(jobs)

@@ -64,6 +64,7 @@ def work(folder: RunFolder) -> str:
 
 
 def run_as_task(folder: RunFolder) -> str:
+    """Run the study in a process that a queue has started, after its last owner is gone. Return the run's state."""
     if is_first():
         wait_for_the_last_owner(folder)
         note_the_machine(folder)
@@ -71,6 +72,7 @@ def run_as_task(folder: RunFolder) -> str:
 
 
 def run_study(folder: RunFolder) -> str:
+    """Train or resume the run, and return its state."""
     config = folder.config()
     return study_of(config.study).run(config, folder, folder.provenance()["label"])
 

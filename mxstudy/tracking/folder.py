@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -369,12 +369,12 @@ def runs_of(runs: Iterable[RunFolder], name: str) -> list[RunFolder]:
     return [run for run in asked if not is_sweep or run.membership().sweep in (name, None)]
 
 
-def runs_by_name(runs_dir: Path) -> dict[str, list[RunFolder]]:
-    """Return the runs of all experiments under the names of their folders, which begin the fingerprints."""
+def runs_by_fingerprint(runs_dir: Path) -> Callable[[str], list[RunFolder]]:
+    """List the runs of all experiments once, and return a function that returns those of a fingerprint."""
     found: dict[str, list[RunFolder]] = defaultdict(list)
     for run in find_runs(runs_dir):
         found[run.own_path.name].append(run)
-    return found
+    return lambda fingerprint: found.get(fingerprint[:NAME_LENGTH], [])
 
 
 def newest(runs: Iterable[RunFolder]) -> RunFolder | None:

@@ -61,7 +61,9 @@ def read_rows(path: Path, start: int = 0) -> tuple[list[Row], int]:
     rows = []
     for line in lines:
         with suppress(ValueError):  # a torn line
-            rows += [row] if isinstance(row := json.loads(line), dict) else []
+            row = json.loads(line)
+            if isinstance(row, dict):
+                rows.append(row)
     return rows, start + sum(len(line) + 1 for line in lines)
 
 

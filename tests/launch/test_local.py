@@ -169,7 +169,7 @@ def test_one_process_of_several_that_dies_takes_the_others_with_it(tmp_path: Pat
 def test_a_signal_that_comes_before_training_is_a_preemption(
     tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the job's own work, submitit's handler would end a short job for good."""
+    """Without a handler of the worker's own, submitit's would end a short job for good."""
     folder = claim(plan(seeds(tmp_path / "runs", 0))[0])
     monkeypatch.setattr(worker, "note_the_machine", lambda _: os.kill(os.getpid(), signal.SIGUSR2))
     assert worker.work(folder) == "preempted"

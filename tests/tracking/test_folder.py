@@ -20,7 +20,7 @@ from tracked import FINGERPRINT, make_folder
 from mxstudy.config import read_run
 from mxstudy.reader import ConfigError, plain
 from mxstudy.tracking import folder as module
-from mxstudy.tracking.folder import RunFolder, RunLocked, Status, find_runs, newest, runs_by_name, try_lock
+from mxstudy.tracking.folder import RunFolder, RunLocked, Status, find_runs, newest, runs_by_fingerprint, try_lock
 
 HOLDS_THE_LOCK = """
 import sys, time
@@ -194,13 +194,16 @@ def test_runs_are_found_by_name_across_experiments_but_not_those_moved_aside(tmp
     aside.path.rename(aside.path.with_name(f"{second.path.name}.old-1"))
     (tmp_path / "two" / ("d" * 12)).mkdir()  # killed before it had a status
     assert find_runs(tmp_path) == [first, second]
-    assert runs_by_name(tmp_path) == {"aaaa00000000": [first], "aabb00000000": [second]}
-    assert runs_by_name(tmp_path / "nothing") == {}
+    found = {name: runs_by_fingerprint(tmp_path)(name * 16) for name in ("aaaa", "aabb", "cccc")}
+    assert found == {"aaaa": [], "aabb": [], "cccc": []}
+    found = {name: runs_by_fingerprint(tmp_path)(name + "0" * 60) for name in ("aaaa", "aabb", "cccc")}
+    assert found == {"aaaa": [first], "aabb": [second], "cccc": []}
+    assert runs_by_fingerprint(tmp_path / "nothing")("aaaa" + "0" * 60) == []
 
 
 def test_of_equal_fingerprints_the_newest_is_found(tmp_path: Path) -> None:
     older, newer = make_folder(tmp_path, experiment="z"), make_folder(tmp_path, experiment="a")
-    (both,) = runs_by_name(tmp_path).values()
+    both = runs_by_fingerprint(tmp_path)(FINGERPRINT)
     assert newest(both) == newer
     older.update(started_s=newer.status().started_s + 1)
     assert newest(both) == older
