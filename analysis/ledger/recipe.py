@@ -262,6 +262,7 @@ TRAINED = (
         arms="MXFP8, bf16; RMSNorm",
         judge=Difference(("moe",), MXFP8 | RMS, BF16 | RMS, is_relative=True),
         rule=equal(0.001, "0.1 %, relative"),
+        page="moe",
     ),
     Claim(
         id="recipe-mmlu",

@@ -23,7 +23,7 @@ from analysis.pages.reliability import CHECKPOINT, MIRROR, SOAK
 from analysis.pages.shakespeare import SHAKESPEARE
 from analysis.pages.side_by_side import SIDE_BY_SIDE
 from analysis.pages.spike_proxy import PROXY
-from analysis.pages.stated_lots import LR_PAIRED, RECIPE_23M
+from analysis.pages.stated_lots import FP4, LR_PAIRED, MOE, RECIPE_23M
 from analysis.pages.step_cost import TRAIN_STEP
 from analysis.pages.step_parts import PARTS
 from analysis.pages.student_figures import STUDENT_FIGURES
@@ -38,11 +38,13 @@ PAGES: dict[str, Parts] = {
     "data": DATA,
     "evaluation_speed": EVALUATION,
     "experts": MIXTURES,
+    "fp4_recipes": FP4,
     "kernels": KERNELS,
     "launch": LAUNCH,
     "learning_rate_window": WINDOW,
     "lr_sensitivity": SENSITIVITY,
     "lr_sensitivity_paired": LR_PAIRED,
+    "moe": MOE,
     "mxnorm_equivalence": EQUIVALENCE,
     "mxnorm_pretrain": PRETRAIN,
     "olmes": ZERO_SHOT,

@@ -11,6 +11,7 @@ from functools import cache, partial
 import pandas as pd
 
 from analysis.arm_losses import losses
+from analysis.fp4.contradictions import CONTRADICTIONS
 from analysis.ledger.claim import NOT_RUN, Judged, judge
 from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.page import effect
@@ -20,10 +21,20 @@ from analysis.pages.language_models import LOSS, NORM, NORMS
 from analysis.pages.marks import Parts, power
 from analysis.recipe.arms_23m import FLOOR, OPERANDS, RECIPE, RECIPE_AGAIN
 from analysis.stated import Question
-from analysis.units import RATE, SEED, chosen, died, ended
+from analysis.units import PLAN, RATE, SEED, chosen, died, ended
 from mxstudy.results import markdown
 
 PAIRED = "lr_sensitivity_paired"
+MIXTURE = Question(
+    "moe",
+    "Does a mixture of experts end at bf16's loss in MXFP8?",
+    {
+        "bf16, RMSNorm": {PLAN: "bf16"},
+        "MXFP8, RMSNorm": {PLAN: "mxfp8", NORM: "rmsnorm"},
+        "MXFP8, MXNorm p=2": {PLAN: "mxfp8", NORM: "mxnorm_p2"},
+    },
+    (),
+)
 
 
 @cache
@@ -58,9 +69,13 @@ def runs_of(name: str) -> pd.DataFrame | None:
     return None if runs is None else ended(runs)
 
 
-def finished(name: str) -> str:
-    runs = runs_of(name)
-    return NOT_RUN if runs is None else f"{(runs['state'] == 'finished').sum()} of {len(runs)}"
+def finished(*sweeps: str) -> str:
+    """Return how many runs of these sweeps finished, of those that ended: '24 of 25'. A shared run counts once."""
+    tables = [runs for runs in map(runs_of, sweeps) if runs is not None]
+    if not tables:
+        return NOT_RUN
+    runs = pd.concat(tables).drop_duplicates("fingerprint")
+    return f"{(runs['state'] == 'finished').sum()} of {len(runs)}"
 
 
 def arms(of: Question) -> str:
@@ -120,5 +135,12 @@ RECIPE_23M: Parts = {
     "rounded down": rounded_down,
     "arms again": partial(arms, RECIPE_AGAIN),
     "finished again": partial(finished, RECIPE_AGAIN.sweep),
+}
+MOE: Parts = {**parts(MIXTURE.sweep), "arms": partial(arms, MIXTURE)}
+FP4_SWEEPS = [of.sweep for of in CONTRADICTIONS]
+FP4: Parts = {
+    **parts("fp4_recipes"),
+    "finished": partial(finished, *FP4_SWEEPS),
+    **{f"arms of {of.sweep}": partial(arms, of) for of in CONTRADICTIONS},
 }
 LR_PAIRED: Parts = {**parts(PAIRED), "losses": partial(by_rate, PAIRED)}

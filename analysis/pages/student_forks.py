@@ -136,7 +136,6 @@ FORKS: Parts = {
     "median late, changed": lambda: least_and_most(median_late("fp32", "norm_fp32", "gain_fp32", "rceil"), "g"),
     "FP32 sooner": partial(sooner_than_the_redraw, "fp32"),
     "norms sooner": partial(sooner_than_the_redraw, "norm_fp32"),
-    "bf16 activations, late": lambda: counted(at(LAST, "bf16_act", WITHOUT_CONTROL)),
     "redraw, steps after": lambda: " and ".join(f"{steps:.0f}" for steps in sorted(after_the_switch(FIRST, REDRAWN))),
     "least to go": lambda: f"{to_go().min():.0f}",
     "most to go": lambda: f"{to_go().max():,.0f}",
