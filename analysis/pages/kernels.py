@@ -174,6 +174,36 @@ def compiled_as() -> str:
     return ", ".join(modes) + ("; the fastest of these counts" if len(modes) > 1 else "")
 
 
+@cache
+def modes() -> pd.DataFrame:
+    """Return the cases whose baselines are the fastest of three compilations, beside those of the first compilation."""
+    shape = ["format", "block_size", "hidden_size", "tokens"]
+    return frame("kernels_modes").merge(frame("kernels"), on=shape, suffixes=("", "_dynamic"))
+
+
+def over_the_fastest() -> str:
+    """Return a table of the speedups over the fastest of three compilations, by shape."""
+    cells = [
+        (
+            f"{one['tokens']:,} x {one['hidden_size']:,}",
+            one["rmsnorm_compiled_by"],
+            f"{one['over_compiled_rmsnorm']:.2f}",
+            f"{one['over_compiled_rmsnorm_dynamic']:.2f}",
+            f"{one['over_torchao']:.2f}",
+        )
+        for _, one in modes().sort_values(["hidden_size", "tokens"]).iterrows()
+    ]
+    columns = [
+        *("shape", "fastest compilation", "over the fastest", "over the first, in the table above"),
+        "over RMSNorm with torchao's cast, its fastest",
+    ]
+    return markdown(columns, cells, left=columns[:2])
+
+
+def of_modes(column: str) -> str:
+    return f"{geometric_mean(modes()[column]):.2f}"
+
+
 def e2m1_over_e4m3(column: str) -> float:
     """Return E2M1's time divided by E4M3's, B = 16, as the geometric mean over the shapes."""
     found = shapes().query("block_size == 16")
@@ -213,6 +243,11 @@ KERNELS: Parts = {
     "of the floor": partial(of_all_blocks, "mxnorm_of_floor"),
     "least of the floor": lambda: f"{large()['mxnorm_of_floor'].min():.2f}",
     "kernels": kernels,
+    "over the fastest": over_the_fastest,
+    "over the fastest, mean": partial(of_modes, "over_compiled_rmsnorm"),
+    "over the first, mean": partial(of_modes, "over_compiled_rmsnorm_dynamic"),
+    "over torchao, mean": partial(of_modes, "over_torchao"),
+    "shapes of all modes": lambda: str(len(modes())),
     "layers": layers,
     **{
         f"{said}{fmt}": partial(kernel, fmt, block, column)
