@@ -38,7 +38,7 @@ class PrepareDataStudy(Study[PrepareData]):
         cache_dir = Path(config.cache_dir)
         blends.check(config.data, config.tokenizer, cache_dir)
         folders = blends.locate(config.data, config.tokenizer, cache_dir)
-        if not all(name in folders and folders[name].exists() for name in blend_of(config.data).corpora):
+        if not all(name in folders and os.path.exists(folders[name]) for name in blend_of(config.data).corpora):
             check_folder("cache_dir", cache_dir)
 
     def identity_key(self, config: PrepareData) -> Hashable:

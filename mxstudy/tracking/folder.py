@@ -86,6 +86,17 @@ class Status:
         return json.dumps(values, indent=2)
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the finished checkpoints in a folder, the oldest first. All else there belongs to the user."""
+    named = (path for path in folder.glob(f"{CHECKPOINT}*") if path.name.removeprefix(CHECKPOINT).isdecimal())
+    return sorted(named, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step that is in the name of a checkpoint's folder."""
+    return int(checkpoint.name.removeprefix(CHECKPOINT))
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """`asked`: the membership by which this run was found, which names it; None: its first one."""
@@ -123,8 +134,7 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def checkpoint_steps(self) -> list[int]:
-        names = (path.name.removeprefix(CHECKPOINT) for path in self.checkpoints.glob(f"{CHECKPOINT}*"))
-        return sorted(int(step) for step in names if step.isdecimal())
+        return [step_of(path) for path in checkpoints_in(self.checkpoints)]
 
     def artifacts(self) -> list[Path]:
         """Return the files that describe this run and its results, the journal included but no checkpoints."""

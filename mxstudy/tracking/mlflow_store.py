@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from mxstudy.compat.mlflow import NOTE, SOURCE_COMMIT, SOURCE_NAME, quiet_client
 from mxstudy.reader import require, root_of
@@ -31,6 +32,18 @@ def check_uri(uri: str, key: str) -> None:
     require(scheme in SCHEMES, f"{key}: {uri!r} does not begin with one of {', '.join(SCHEMES)}")
     in_memory = uri == "sqlite://" or ":memory:" in uri
     require(not in_memory, f"{key}: {uri!r} is lost when the process ends; give a file: sqlite:///mlflow.db")
+    is_address = scheme not in ("http", "https") or names_a_host(uri)
+    require(is_address, f"{key}: {uri!r} is not the address of a server; give one like http://127.0.0.1:5000")
+
+
+def names_a_host(uri: str) -> bool:
+    """Return whether the URI has a host name and, if it has a port, one up to 65535."""
+    try:
+        address = urlsplit(uri)
+        host, _ = address.hostname or "", address.port
+        return not re.search(r"\s", uri) and host.encode("idna") != b""
+    except ValueError:  # raised for the port, for brackets without an end, and for labels that are empty or too long
+        return False
 
 
 def connect(uri: str) -> Any:

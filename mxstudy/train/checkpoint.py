@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mxstudy.distributed import is_first, on_first_rank
 from mxstudy.reader import ConfigError
-from mxstudy.tracking.folder import CHECKPOINT
+from mxstudy.tracking.folder import CHECKPOINT, checkpoints_in, step_of
 from mxstudy.train.checked_reader import ChangedBytes, CheckedReader
 from mxstudy.train.checksums import Checksums, checksums_of
 from mxstudy.whole_files import replace_file, sync_file
@@ -88,7 +88,7 @@ class Checkpoints:
         return path
 
     def _newest(self) -> Path | None:
-        return max(self.folder.glob(f"{CHECKPOINT}*"), default=None)
+        return max(checkpoints_in(self.folder), key=step_of, default=None)
 
     def _begin(self, path: Path) -> Path:
         """Create and return an empty folder under the temporary name of an unfinished checkpoint."""
@@ -109,7 +109,7 @@ class Checkpoints:
         sync_file(self.folder)
 
     def _drop_old(self) -> None:
-        for old in sorted(self.folder.glob(f"{CHECKPOINT}*"))[: -self.keep_last]:
+        for old in checkpoints_in(self.folder)[: -self.keep_last]:
             if not (old / PINNED).exists():
                 shutil.rmtree(old.rename(self.folder / f".{old.name}"))  # a kill in between leaves no half checkpoint
 
@@ -205,8 +205,8 @@ def checksum_of(about: dict[str, Any]) -> str:
 
 def _remedy(path: Path) -> str:
     """Return which checkpoint can be used in place of a broken one."""
-    before = max((other for other in path.parent.glob(f"{CHECKPOINT}*") if other.name < path.name), default=None)
-    return f"delete that folder to use the one before it, {before.name}" if before else "there is none before it"
+    before = [other.name for other in checkpoints_in(path.parent) if other.name < path.name]
+    return f"delete that folder to use the one before it, {before[-1]}" if before else "there is none before it"
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

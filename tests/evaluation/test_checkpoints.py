@@ -35,6 +35,7 @@ def run(trained: RunFolder) -> RunFolder:
 def test_each_name_of_a_run_finds_its_newest_checkpoint(run: RunFolder) -> None:
     newest, runs_dir = run.checkpoints / "step_00000010", run.path.parents[1]
     names = [run.path, newest, run.status().fingerprint, run.status().fingerprint[:6], "abcdef" * 5]
+    shutil.copytree(newest, newest.with_name(f"{newest.name}.bak"))
     assert {find(str(name), runs_dir) for name in names} == {newest}
 
 

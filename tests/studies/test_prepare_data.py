@@ -117,6 +117,7 @@ def test_the_corpora_of_a_blend_are_prepared_for_the_training_that_mixes_them(
         ([], "data.name: cannot load 'cerebras/SlimPajama-627B' on the Hugging Face hub"),
         (["MIRROR", "data.text_field=content"], "line 1 has no column 'content'"),
         (["MIRROR", "data.split=test"], "data.split: 'cerebras/SlimPajama-627B' has no 'test'"),
+        (["MIRROR", f"cache_dir={'x' * 300}"], "cache_dir: File name too long: "),
         (["MIRROR", "workers=0"], "workers: must lie in 1 .. 4,096, not 0; null: all"),
         (
             ["MIRROR", "tokenizer=pretrained", "tokenizer.name=nowhere.json"],

@@ -30,11 +30,31 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.parametrize(
     ("uri", "error"),
-    [("ftp://host", "does not begin with one of sqlite"), ("sqlite://", "is lost when the process ends")],
+    [
+        ("ftp://host", "does not begin with one of sqlite"),
+        ("sqlite://", "is lost when the process ends"),
+        *(
+            (uri, "is not the address of a server; give one like http://127.0.0.1:5000")
+            for uri in (
+                "http://host:80000",
+                "http://host:port",
+                "http:host",
+                "https://",
+                "http://[::1",
+                "http://a b",
+                "http://a..b",
+            )
+        ),
+    ],
 )
 def test_what_cannot_be_mirrored_to_is_refused(uri: str, error: str) -> None:
     with pytest.raises(ConfigError, match=rf"^tracking\.uri: .*{error}"):
         check_uri(uri, "tracking.uri")
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:5000", "https://user:word@mlflow.example/path", "http://[::1]:5000"])
+def test_addresses_of_servers_are_taken(uri: str) -> None:
+    check_uri(uri, "tracking.uri")
 
 
 def test_a_server_that_is_away_is_one_line() -> None:

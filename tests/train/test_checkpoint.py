@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +70,18 @@ def test_the_newest_are_kept(checkpoints):
         checkpoints.save(step, state(run))
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step_00000010", "step_00000200"]
     assert checkpoints.latest().name == "step_00000200"
+
+
+def test_a_users_copy_is_neither_a_checkpoint_nor_deleted(checkpoints):
+    run = trained()
+    path = checkpoints.save(4, state(run))
+    copies = {path.with_name(f"{path.name}.bak"), path.with_name("step_last")}
+    for copy in copies:
+        shutil.copytree(path, copy)
+    assert checkpoints.latest() == path
+    for step in (6, 8):
+        checkpoints.save(step, state(run))
+    assert names(checkpoints) == sorted({"step_00000006", "step_00000008", *(copy.name for copy in copies)})
 
 
 def names(checkpoints):
