@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from mxstudy.launch.run_state import ENDED, RunState, look
 from mxstudy.launch.ticket import ticket_of
 from mxstudy.tracking.arms import arms_of, described, run_names
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import read_rows
 from mxstudy.train.progress import clock, rate_text
 
 POLL_S = 2.0
@@ -86,23 +84,20 @@ def step_s(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
 
 def last_rows(journal: Path) -> list[dict[str, Any]]:
     """Return the training rows at the end of the journal, only those after the last interruption."""
+    try:
+        tail, _ = read_rows(journal, max(0, journal.stat().st_size - TAIL_BYTES))  # its first line is mostly a torn one
+    except OSError:
+        return []
     rows: list[dict[str, Any]] = []
-    with suppress(OSError), journal.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL_BYTES))
-        for line in file.read().split(b"\n")[1 if size > TAIL_BYTES else 0 : -1]:
-            with suppress(ValueError):  # a torn line
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    continue
-                if "resumed_from" in row:
-                    rows = []
-                elif "loss" in row:
-                    rows.append(row)
-                elif LOSS_OF_STACK in row.get("values", ()):
-                    if rows and row["time_s"] - rows[-1]["time_s"] < TOGETHER_S:
-                        rows.pop()
-                    rows.append(stack_row(row, rows))
+    for row in tail:
+        if "resumed_from" in row:
+            rows = []
+        elif "loss" in row:
+            rows.append(row)
+        elif LOSS_OF_STACK in row.get("values", ()):
+            if rows and row["time_s"] - rows[-1]["time_s"] < TOGETHER_S:
+                rows.pop()
+            rows.append(stack_row(row, rows))
     return rows
 
 
