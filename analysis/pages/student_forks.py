@@ -81,6 +81,11 @@ def counted_at(name: str, table: str = WITH_CONTROL) -> str:
     return counted(at(FIRST, name, table))
 
 
+def counted_before(name: str) -> str:
+    """Return how many of the forks from 10 steps before diverge with an intervention."""
+    return counted(at(LAST, name, WITH_CONTROL))
+
+
 def after_the_switch(point: str, *names: str) -> pd.Series:
     """Return how many steps after its fork at a point each replica diverges with these interventions."""
     own = forks(WITH_CONTROL).query("point == @point and intervention in @names").set_index(["data_seed", "seed"])
@@ -124,6 +129,14 @@ FORKS: Parts = {
     "FP32 at 0.88": partial(counted_at, "fp32"),
     "rceil at 0.88": partial(counted_at, "rceil"),
     "bf16 activations at 0.88": partial(counted_at, "bf16_act", WITHOUT_CONTROL),
+    **{
+        f"{words} before 10": partial(counted_before, name)
+        for words, name in (
+            ("bf16 activations", "bf16_act"),
+            ("forward's activations", "bf16_act_fwd"),
+            ("redraw", REDRAWN),
+        )
+    },
     "parents": lambda: str(len(at(FIRST, "none", WITH_CONTROL))),
     "parents diverge": lambda: least_and_most(at(FIRST, "none", WITH_CONTROL)["parent_diverged_at"], ",.0f"),
     "earlier parents": lambda: str(len(at(FIRST, "none", WITHOUT_CONTROL))),
