@@ -9,6 +9,7 @@ import re
 import runpy
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from test_adding import recipes
 from test_architecture import HEIGHT
 from test_glossary import PAGES, ROOT, exists
 
+from mxstudy.config import Probes
 from mxstudy.config.run import read_run
 from mxstudy.scripts import names
 from mxstudy.tracking.folder import RunFolder
@@ -115,6 +117,13 @@ def test_every_option_of_a_script_is_one_that_it_has() -> None:
 def test_every_figure_of_a_command_exists() -> None:
     drawn = {name for command in COMMANDS for name in re.findall(r"^mxstudy figure (\S+)", command.words)}
     assert {"loss_curves"} < drawn <= {*names()}
+
+
+def test_the_page_of_probes_has_a_row_for_each() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", (ROOT / "docs" / "guides" / "own_probe.md").read_text(), re.MULTILINE)
+    head, *named = rows
+    assert head == "`probe.NAME.every_steps`"
+    assert {name for row in named for name in re.findall(r"`(\w+)`", row)} == {field.name for field in fields(Probes)}
 
 
 def test_the_map_is_drawn_from_the_table_of_rooms() -> None:

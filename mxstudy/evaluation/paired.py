@@ -16,7 +16,7 @@ Scores = Sequence[float]
 
 
 class Difference(NamedTuple):
-    """A mean difference. `p`: McNemar's exact test, None if scores are not 0 or 1.
+    """A mean difference. `p`: McNemar's exact test; None if scores are not 0 or 1, or are losses.
 
     `low`, `high`: its 95 % interval; NaN where a group has a single document, whose spread nobody knows.
     """

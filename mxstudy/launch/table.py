@@ -15,7 +15,7 @@ from rich.text import Text
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.run_state import ENDED, RunState, look
 from mxstudy.launch.ticket import ticket_of
-from mxstudy.tracking.arms import arms_of, described, run_names
+from mxstudy.tracking.arms import Described, arms_of, described, run_names
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_rows
 from mxstudy.train.progress import clock, rate_text
@@ -132,9 +132,21 @@ def wait_for(folders: Sequence[RunFolder]) -> list[RunState]:
 
 
 def names(folders: Sequence[RunFolder]) -> list[str]:
-    """Return the name of each run among these: that of its arm, and its seeds where they differ."""
-    runs = [described(folder) for folder in folders]
-    return run_names(runs, arms_of(runs))
+    """Return the name of each run among these."""
+    return names_by_kind([described(folder) for folder in folders])
+
+
+def names_by_kind(runs: Sequence[Described]) -> list[str]:
+    """Return the name of each run among those of its kind: that of its arm, and its seeds where they differ.
+
+    Among runs of other kinds a name would also have the keys that its own kind lacks.
+    """
+    found: dict[int, str] = {}
+    for kind in {run.config.get("study") for run in runs}:
+        numbers = [number for number, run in enumerate(runs) if run.config.get("study") == kind]
+        own = [runs[number] for number in numbers]
+        found |= zip(numbers, run_names(own, arms_of(own)), strict=True)
+    return [found[number] for number in range(len(runs))]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -173,6 +173,8 @@ def text_of(value: Any) -> str:
     if isinstance(value, tuple):
         is_sequence = not value or isinstance(value[0], tuple)
         return f"[{','.join(text_of(part) for _, part in value)}]" if is_sequence else str(value)
+    if isinstance(value, str) and not value.isprintable():
+        return repr(value)  # a line break would cut a row of a table in two
     return number_text(value) if isinstance(value, float) else str(value)
 
 

@@ -40,7 +40,7 @@ class Progress:
         """Show how much of a measurement between two steps is done, unless the last line is too recent."""
         now_s = time.perf_counter()
         if self.is_due(now_s) or done == total:
-            self.write(f"{what}  {done / total:.0%}", now_s)
+            self.write(f"{what}  {done / total:.0%} done", now_s)
 
     def is_due(self, now_s: float) -> bool:
         return now_s - self.shown_s >= (TERMINAL_EVERY_S if self.is_terminal else PLAIN_EVERY_S)

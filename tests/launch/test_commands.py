@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import arm_configs
 import pytest
 from commands import call
 from fake_slurm import FakeSlurm
@@ -19,6 +20,7 @@ from fake_study import FakeStudy, composed, seeds
 from mxstudy.config import Slurm
 from mxstudy.launch import commands, remote
 from mxstudy.launch.plan import claim, plan
+from mxstudy.launch.table import names_by_kind
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError
 from mxstudy.tracking import code
@@ -88,6 +90,12 @@ def test_status_is_a_table(tmp_path: Path, runs: dict[str, RunFolder], capsys: p
     }
     assert total == "1 running, 2 preempted, 2 failed, 1 queued, 1 finished"
     assert all(f"quick/{run.path.name}" in "\n".join(lines) for run in runs.values())
+
+
+def test_a_name_has_no_words_of_other_kinds_of_run() -> None:
+    runs = [arm_configs.run("rmsnorm"), arm_configs.evaluate("/runs/a")]
+    runs += [arm_configs.run("mxnorm_p2"), arm_configs.evaluate("/runs/b")]
+    assert names_by_kind(runs) == ["rmsnorm", "checkpoint=a", "mxnorm_p2", "checkpoint=b"]
 
 
 def test_status_of_a_stack_is_that_of_its_replicas(

@@ -59,6 +59,10 @@ def test_numbers_have_the_digits_that_they_need() -> None:
     assert len(units) == 4
 
 
+def test_a_text_of_several_lines_stays_in_its_row() -> None:
+    assert texts_of(["def f(", "KING:\n"]) == ["def f(", "'KING:\\n'"]
+
+
 def test_of_paths_the_parts_that_differ_are_named() -> None:
     assert differing_parts(["/r/a/x/100", "/r/b/x/100"]) == ["a", "b"]
     assert differing_parts(["r/a/x/100", "r/a/x/200"]) == ["100", "200"]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from mxstudy import results
-from mxstudy.evaluation.paired import CONFIDENCE, SEED, draw_means
+from mxstudy.evaluation.paired import CONFIDENCE, SEED, Difference, draw_means
 from mxstudy.results.terminal import markdown, show
 from mxstudy.studies.evaluate.tables import baseline_arm, named
 from mxstudy.tracking.folder import RunFolder
@@ -48,7 +48,7 @@ def totals_of(documents: pd.DataFrame) -> dict[str, float]:
 def show_totals(folder: RunFolder) -> None:
     row = totals_in(folder)
     title = f"windows of {row['window']:,} tokens every {row['stride']:,}"
-    notes = ["bits/byte: +- its standard error over documents"]
+    notes = ["bits/byte: +- its standard error over documents"] if row["documents"] > 1 else []
     show(title, TOTALS, [cells_of(row)], notes)
 
 
@@ -85,17 +85,6 @@ UNITS = (
 )
 
 
-class LossDifference(NamedTuple):
-    """A difference of losses with its 95 % interval from `low` to `high`."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
-
-
 def summarise(runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
     """Print and return each checkpoint's loss, and its difference to the baseline's, per byte and per token.
 
@@ -119,7 +108,7 @@ def compared(ours: RunFolder, theirs: RunFolder, unit: Unit) -> tuple[str, ...]:
     """Return as text our loss, its difference to theirs ('-' if not comparable), and the number of common documents."""
     row, both = totals_in(ours), paired(ours, theirs)
     comparable = unit.any_tokenizer or row["tokenizer"] == totals_in(theirs)["tokenizer"]
-    delta = str(difference(both, unit)) if comparable and ours != theirs and len(both) else "-"
+    delta = difference(both, unit).shown() if comparable and ours != theirs and len(both) else "-"
     return f"{row[unit.total]:.4f}", delta, f"{len(both):,}"
 
 
@@ -129,10 +118,13 @@ def paired(ours: RunFolder, theirs: RunFolder) -> pd.DataFrame:
     return tables[0].merge(tables[1][["sha256", "nats"]], on="sha256", suffixes=("", "_theirs"), validate="one_to_one")
 
 
-def difference(both: pd.DataFrame, unit: Unit) -> LossDifference:
-    """Return sum(ours - theirs) / sum(units), with a bootstrap interval from 10,000 draws of documents."""
+def difference(both: pd.DataFrame, unit: Unit) -> Difference:
+    """Return sum(ours - theirs) / sum(units), with a bootstrap interval from 10,000 draws of documents.
+
+    A single document has no interval: every draw would be that document.
+    """
     pairs = np.stack(((both["nats"] - both["nats_theirs"]) / unit.nats, both[unit.column]), axis=1)
     draws = draw_means(np.random.default_rng(SEED), pairs)
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(draws[:, 0] / draws[:, 1], [tail, 1 - tail])
-    return LossDifference(float(pairs[:, 0].sum() / pairs[:, 1].sum()), float(low), float(high))
+    low, high = np.quantile(draws[:, 0] / draws[:, 1], [tail, 1 - tail]) if len(both) > 1 else (np.nan, np.nan)
+    return Difference(float(pairs[:, 0].sum() / pairs[:, 1].sum()), float(low), float(high), None, len(both))
