@@ -81,8 +81,8 @@ class Copied(Study[Any]):
     def check_watched(self, config: Any) -> None:
         study_of(config.study).check_watched(config)
 
-    def off_then(self, then: Any, now: Any) -> list[str]:
-        return study_of(now.study).off_then(then, now)
+    def newly_on(self, then: Any, now: Any) -> list[str]:
+        return study_of(now.study).newly_on(then, now)
 
     def run(self, config: Any, folder: RunFolder, label: str) -> str:
         rng = np.random.default_rng(int(folder.path.name, 16))

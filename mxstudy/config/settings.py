@@ -18,7 +18,7 @@ LACKS = {"scale_rule": "E8M0 scales to round by it", "block_size": "blocks", "pa
 OF_THE_PLAN = ("head", "skip_blocks")  # settings that say where recipes apply
 
 
-class Vain(NamedTuple):
+class UnusedSetting(NamedTuple):
     """A setting without effect, and the reason. `refused`: an error anywhere, not only on the command line."""
 
     setting: str
@@ -26,7 +26,7 @@ class Vain(NamedTuple):
     refused: bool
 
 
-def vain_settings(precision: Precision, norm_reads: Collection[str] = ()) -> Iterator[Vain]:
+def unused_settings(precision: Precision, norm_reads: Collection[str] = ()) -> Iterator[UnusedSetting]:
     """Yield every setting that differs from its default and that no operand uses in any row of the schedule.
 
     `norm_reads`: the settings that the norms use. Raises ConfigError if a recipe does not exist.
@@ -34,7 +34,7 @@ def vain_settings(precision: Precision, norm_reads: Collection[str] = ()) -> Ite
     names = dict.fromkeys(name for row in precision.schedule for name in row.plan.values())
     casts = {(name, operand): cast for name in names for operand, cast in precision.recipe(name).casts()}
     for field, setting in SETTINGS.items():
-        if is_set(precision, setting) and setting not in norm_reads and (why := why_vain(precision, field, casts)):
+        if is_set(precision, setting) and setting not in norm_reads and (why := why_unused(precision, field, casts)):
             yield why
     for setting in OF_THE_PLAN:
         if is_set(precision, setting) and not casts:
@@ -46,7 +46,7 @@ def is_set(precision: Precision, setting: str) -> bool:
     return bool(getattr(precision, setting) != getattr(Precision, setting))
 
 
-def why_vain(precision: Precision, field: str, casts: dict[tuple[str, str], Cast]) -> Vain | None:
+def why_unused(precision: Precision, field: str, casts: dict[tuple[str, str], Cast]) -> UnusedSetting | None:
     """Return why no operand uses the setting of this field, or None if one does, or if all have its value anyway."""
     setting = SETTINGS[field]
     value = getattr(precision, setting)
@@ -64,12 +64,14 @@ def why_vain(precision: Precision, field: str, casts: dict[tuple[str, str], Cast
         operands = ", ".join(dict.fromkeys(operand for _, operand in casts))
         why, remedy = f"no operand of {names} ({operands}) has {LACKS[field]}", "or take another recipe"
     refused = bool(having) or field not in BLOCKS_OWN
-    return Vain(setting, f"{said(precision, setting)}, and {why}; {default(setting)}, {remedy}", refused)
+    return UnusedSetting(setting, f"{said(precision, setting)}, and {why}; {default(setting)}, {remedy}", refused)
 
 
-def nothing_quantised(precision: Precision, setting: str) -> Vain:
+def nothing_quantised(precision: Precision, setting: str) -> UnusedSetting:
     remedy = "or choose a precision that quantises, such as mxfp8"
-    return Vain(setting, f"{said(precision, setting)}, and nothing is quantised; {default(setting)}, {remedy}", False)
+    return UnusedSetting(
+        setting, f"{said(precision, setting)}, and nothing is quantised; {default(setting)}, {remedy}", False
+    )
 
 
 def said(precision: Precision, setting: str) -> str:

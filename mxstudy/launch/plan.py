@@ -98,13 +98,13 @@ def plan(composed: list[Composed]) -> list[Job]:
     for kind in kinds if len(composed) >= MANY else ():
         origin(kind)  # while the processes work; `claim` will need it
     valid = validated()
-    vain = vain_overrides(composed, valid)
+    unused = unused_overrides(composed, valid)
     for request, checked, label in zip(composed, valid, labels(composed), strict=True):
         try:
             if isinstance(checked, ConfigError):
                 raise checked
             for line in request.overrides:
-                require(line not in vain, vain.get(line, ""))
+                require(line not in unused, unused.get(line, ""))
             config, backend = checked
             study = study_of(config.study)
             key = (config.study, study.identity_key(config))
@@ -112,9 +112,9 @@ def plan(composed: list[Composed]) -> list[Job]:
                 identities[key] = study.identity(config)
             digest = fingerprint(config, *identities[key])
             if digest in jobs:
-                for probe in study.off_then(jobs[digest].config, config):
+                for probe in study.newly_on(jobs[digest].config, config):
                     raise ConfigError(f"{probe}: is off in {jobs[digest].label}, which is the same run; set both alike")
-                for name in study.asked_otherwise(jobs[digest].config, config):
+                for name in study.changed_questions(jobs[digest].config, config):
                     raise ConfigError(f"{name}: differs in {jobs[digest].label}, which is the same run; set both alike")
                 if label not in (jobs[digest].label, *jobs[digest].also):
                     jobs[digest] = replace(jobs[digest], also=(*jobs[digest].also, label))
@@ -162,7 +162,7 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
             yield error
 
 
-def vain_overrides(composed: Sequence[Composed], valid: Sequence[Valid | ConfigError]) -> dict[str, str]:
+def unused_overrides(composed: Sequence[Composed], valid: Sequence[Valid | ConfigError]) -> dict[str, str]:
     """Return each override that none of its jobs uses, with the reason.
 
     Arms may share a setting that only some of them use: `precision=bf16,mxfp8 precision.rounding=away` is a baseline
@@ -173,9 +173,9 @@ def vain_overrides(composed: Sequence[Composed], valid: Sequence[Valid | ConfigE
         own = {line: line.lstrip("+").partition("=")[0] for line in job.overrides}
         if isinstance(checked, ConfigError) or not any(key.startswith("precision.") for key in own.values()):
             continue
-        vain = study_of(checked.config.study).vain_settings(checked.config)
+        unused = study_of(checked.config.study).unused_settings(checked.config)
         for line, key in own.items():
-            messages[line].append(vain.get(key))
+            messages[line].append(unused.get(key))
     return {line: reasons[0] for line, reasons in messages.items() if reasons[0] is not None and None not in reasons}
 
 

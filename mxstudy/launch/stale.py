@@ -35,9 +35,9 @@ def is_refused(folder: RunFolder, config: AnyRun, state: str, device_type: str) 
 def check_data(folder: RunFolder, config: AnyRun) -> None:
     """Raise ConfigError for a run without data that `config` asks for, or if the run's own config cannot be read."""
     study, then = study_of(config.study), folder.config()
-    for probe in study.off_then(then, config):
+    for probe in study.newly_on(then, config):
         raise ConfigError(f"{probe}: was off in {folder.path}, so that run has no data of it; {AGAIN}")
-    for name in study.asked_otherwise(then, config):
+    for name in study.changed_questions(then, config):
         raise ConfigError(f"{name}: differs in {folder.path}; {LATER}, {AGAIN}")
 
 

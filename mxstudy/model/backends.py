@@ -76,7 +76,7 @@ def choose(name: str, module: nn.Module, backend: str, target: Target) -> Backen
     if backend in FAST:
         reason = reasons[backend]
         if reason is None:
-            return Backend(backend, but=left_of(module, backend))
+            return Backend(backend, left_to_reference=left_of(module, backend))
         is_head = backend == "fused" and isinstance(module, MXLinear)  # a linear outside all blocks is never fused
         if is_plain(module) or is_head:
             return Backend("reference", reason)
@@ -86,7 +86,7 @@ def choose(name: str, module: nn.Module, backend: str, target: Target) -> Backen
         )
     for fast in CHOICES[backend]:
         if reasons[fast] is None and FAST[fast].is_certain():
-            return Backend(fast, but=left_of(module, fast))
+            return Backend(fast, left_to_reference=left_of(module, fast))
     why = reasons["grouped"] if mixtures_of(module) else reasons["fused"]
     return Backend("reference", why or "precision.backend asks for it")
 
@@ -180,7 +180,8 @@ def describe_backends(model: nn.Module) -> list[str]:
     for name, module in parts(model).items():
         groups[getattr(module, "backend", Backend("reference", "no precision was applied"))].append(name)
     return [
-        f"{name_or_count(names)}: {backend.name}" + (f" ({note})" if (note := backend.why or backend.but) else "")
+        f"{name_or_count(names)}: {backend.name}"
+        + (f" ({note})" if (note := backend.why or backend.left_to_reference) else "")
         for backend, names in groups.items()
     ]
 

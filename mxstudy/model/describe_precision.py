@@ -114,7 +114,7 @@ def describe_settings(
 ) -> list[str]:
     """Return notes on settings off their defaults: operands that keep their own value, settings unused in this arm."""
     casts = {(row, operand): cast for row, gemms in recipes for operand, cast in gemms.casts()}
-    lines, vain = [], []
+    lines, unused = [], []
     for field, setting in SETTINGS.items():
         value = getattr(settings, setting)
         if value == getattr(BlockCast, setting):
@@ -122,14 +122,14 @@ def describe_settings(
         assigned = f"precision.{setting}={written(value)}"
         having = {key: getattr(cast, field) for key, cast in casts.items() if cast.has(field)}
         if not having and setting not in norm_reads:
-            vain.append(assigned)
+            unused.append(assigned)
         keeping: dict[str, list[str]] = defaultdict(list)
         for (row, operand), own in having.items():
             if own != value:
                 keeping[row].append(f"{operand} keeps {written(own)}")
         lines += [f"{row}: {assigned} fills what is left open; {', '.join(own)}" for row, own in keeping.items()]
-    if vain:
-        lines.append(f"{', '.join(vain)}: no operand here takes {'it' if len(vain) == 1 else 'them'}")
+    if unused:
+        lines.append(f"{', '.join(unused)}: no operand here takes {'it' if len(unused) == 1 else 'them'}")
     return lines
 
 

@@ -16,11 +16,11 @@ from mxstudy.reader import require
 
 @dataclass(frozen=True)
 class Backend:
-    """A block's backend. `why`: why it is not the fastest one. `but`: the part that it leaves to the reference."""
+    """A block's backend. `why`: why it is not the fastest one. `left_to_reference`: the part that it leaves out."""
 
     name: str
     why: str | None = None
-    but: str | None = None
+    left_to_reference: str | None = None
 
 
 @dataclass(frozen=True)

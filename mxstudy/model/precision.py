@@ -19,7 +19,7 @@ from mxstudy import config
 from mxstudy.blocks.plans import ANY
 from mxstudy.config.casts import OPERANDS, SETTINGS, TRANSFORMS, Cast, Gemms, Hadamard
 from mxstudy.config.model import BLOCKS
-from mxstudy.config.settings import vain_settings, written
+from mxstudy.config.settings import unused_settings, written
 from mxstudy.model.backends import apply_backends, plan_backends
 from mxstudy.model.decoder import Block
 from mxstudy.model.dropout import without_dropout
@@ -200,8 +200,8 @@ def norm_settings(model: nn.Module) -> set[str]:
 
 def check_settings(precision: config.Precision, norm_reads: Collection[str]) -> None:
     """Raise ConfigError for a setting that neither a norm nor any of the quantised operands takes."""
-    for vain in vain_settings(precision, norm_reads):
-        require(not vain.refused, vain.message)
+    for one in unused_settings(precision, norm_reads):
+        require(not one.refused, one.message)
 
 
 def check_precision(name: str, linear: MXLinear, origin: Origin, compute: str) -> None:

@@ -17,7 +17,7 @@ from mxstudy.studies.protocol import (
     Watched,
     on_planned_device,
     probes_of,
-    settings_in_vain,
+    unused_messages,
 )
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
@@ -40,15 +40,15 @@ class StudentTeacherStudy(Study[StudentTeacher]):
     def backends(self, config: StudentTeacher) -> str | None:
         return backends_on(config)
 
-    def vain_settings(self, config: StudentTeacher) -> dict[str, str]:
-        return settings_in_vain(config.precision, config.norm)
+    def unused_settings(self, config: StudentTeacher) -> dict[str, str]:
+        return unused_messages(config.precision, config.norm)
 
     def watched(self, config: StudentTeacher) -> dict[str, Watched]:
         return probes_of(config.probe)
 
-    def off_then(self, then: StudentTeacher, now: StudentTeacher) -> list[str]:
+    def newly_on(self, then: StudentTeacher, now: StudentTeacher) -> list[str]:
         coupled = now.probe.gradient_bias.coupled > then.probe.gradient_bias.coupled
-        return super().off_then(then, now) + (["probe.gradient_bias.coupled"] if coupled else [])
+        return super().newly_on(then, now) + (["probe.gradient_bias.coupled"] if coupled else [])
 
     def cost(self, config: StudentTeacher, done: int) -> Cost:
         """Return the cost of the remaining steps, without GPU hours: the GPU waits more than it computes."""

@@ -2,7 +2,7 @@
 
 plan        check, pinned, identity_key, identity, backends                         no file, no training
             cost, backend_notes, gpu_hours_note, recomputation                       for a dry run
-            watched, check_watched, off_then, asked_otherwise                       what is measured beside the run
+            watched, check_watched, newly_on, changed_questions                       what is measured beside the run
 run         run                                                                     writes in the run's folder alone
 afterwards  summarise, tell_others                                                  for all runs of a sweep; for one run
 """
@@ -19,7 +19,7 @@ from mxstudy.config import Run
 from mxstudy.config.evaluation import EvaluationDuringTraining
 from mxstudy.config.model import AnyNorm, Precision
 from mxstudy.config.observation import Probes, Scheduled
-from mxstudy.config.settings import vain_settings
+from mxstudy.config.settings import unused_settings
 from mxstudy.config.student import StudentProbes
 from mxstudy.config.texts import TextsDuringTraining
 from mxstudy.reader import changed, require
@@ -92,7 +92,7 @@ class Study(ABC, Generic[C]):
         """
         return None
 
-    def vain_settings(self, config: C) -> dict[str, str]:
+    def unused_settings(self, config: C) -> dict[str, str]:
         """Return {config key: message that says why} for each precision setting that has no effect in this run."""
         return {}
 
@@ -108,7 +108,7 @@ class Study(ABC, Generic[C]):
         for key, part in self.watched(config).items():
             check_off(key, part, vars(part))
 
-    def off_then(self, then: C, now: C) -> list[str]:
+    def newly_on(self, then: C, now: C) -> list[str]:
         """Return the keys of the measurements that are on in `now` and off in the run's earlier config `then`."""
         earlier = self.watched(then)
         return [key for key, part in self.watched(now).items() if part.every_steps and not earlier[key].every_steps]
@@ -123,7 +123,7 @@ class Study(ABC, Generic[C]):
             parts["probe"] = changed(now.probe, **probes)  # type: ignore[attr-defined]  # it has what it watches
         return changed(now, **parts)
 
-    def asked_otherwise(self, then: C, now: C) -> list[str]:
+    def changed_questions(self, then: C, now: C) -> list[str]:
         """Return the keys of evaluation questions in which two configs of the same run differ."""
         return []
 
@@ -156,10 +156,10 @@ class Study(ABC, Generic[C]):
         return None
 
 
-def settings_in_vain(precision: Precision, norm: AnyNorm | None) -> dict[str, str]:
+def unused_messages(precision: Precision, norm: AnyNorm | None) -> dict[str, str]:
     """Return {config key: message} for each setting of this precision without effect in a model with this norm."""
-    unused = vain_settings(precision, () if norm is None else norm.reads)
-    return {f"precision.{vain.setting}": vain.message for vain in unused}
+    unused = unused_settings(precision, () if norm is None else norm.reads)
+    return {f"precision.{one.setting}": one.message for one in unused}
 
 
 def probes_of(section: Probes | StudentProbes) -> dict[str, Watched]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from mxstudy.config import TrainedModelRun
-from mxstudy.config.settings import vain_settings
+from mxstudy.config.settings import unused_settings
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.pool import Pool, devices_of
@@ -19,7 +19,7 @@ from mxstudy.evaluation.scorer import Scorer
 from mxstudy.model.backends import backends_of
 from mxstudy.model.describe_precision import describe
 from mxstudy.reader import changed
-from mxstudy.studies.protocol import Identity, Keyed, Study, Uses, on_planned_device, settings_in_vain
+from mxstudy.studies.protocol import Identity, Keyed, Study, Uses, on_planned_device, unused_messages
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal, Row, read_journal
 from mxstudy.tracking.mixed_backends import all_backends
@@ -43,11 +43,11 @@ class TrainedModelStudy(Study[C]):
     def backends(self, config: C) -> str | None:
         return built_backends(by_model(config))
 
-    def vain_settings(self, config: C) -> dict[str, str]:
-        if config.precision is None or not any(vain_settings(config.precision)):
+    def unused_settings(self, config: C) -> dict[str, str]:
+        if config.precision is None or not any(unused_settings(config.precision)):
             return {}
         norm = config.norm or checkpoints.describe(checkpoints.find(config.checkpoint, Path(config.runs_dir))).norm
-        return settings_in_vain(config.precision, norm)
+        return unused_messages(config.precision, norm)
 
     def tell_others(self, config: C, folder: RunFolder) -> str | None:
         return tell_training_run(config, folder)

@@ -12,7 +12,7 @@ from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import Job, claim
 from mxstudy.reader import ConfigError, changed
 from mxstudy.studies.pretrain.study import PretrainStudy
-from mxstudy.studies.protocol import Study, Uses, on_planned_device, settings_in_vain
+from mxstudy.studies.protocol import Study, Uses, on_planned_device, unused_messages
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
 
@@ -25,7 +25,7 @@ class FakeStudy(Study[Pretrain]):
     uses = Uses.TASK_EACH
     watched = PretrainStudy.watched
     check_watched = PretrainStudy.check_watched
-    asked_otherwise = PretrainStudy.asked_otherwise
+    changed_questions = PretrainStudy.changed_questions
 
     def __init__(self) -> None:
         self.invalid: set[int] = set()  # seeds that check() refuses
@@ -42,8 +42,8 @@ class FakeStudy(Study[Pretrain]):
     def pinned(self, config: Any) -> Any:
         return changed(config, train=on_planned_device(config.train))
 
-    def vain_settings(self, config: Any) -> dict[str, str]:
-        return settings_in_vain(config.precision, config.norm)
+    def unused_settings(self, config: Any) -> dict[str, str]:
+        return unused_messages(config.precision, config.norm)
 
     def identity_key(self, config: Any) -> Any:
         return config.data

@@ -47,9 +47,9 @@ def test_a_result_of_other_code_is_refused_with_the_files_before_any_job_starts(
     for answer in ({"rerun": True}, {"stale": "rerun"}):
         (again,) = plan(seeds(tmp_path, 1, **answer))
         assert (again.state, again.replaces, again.fingerprint) == ("new", folder.path, taken.fingerprint)
-    for vain in ("ok", "rerun"):
+    for answer in ("ok", "rerun"):
         with pytest.raises(ConfigError, match=r"^stale: has no effect with rerun=true; leave one of them out"):
-            plan(seeds(tmp_path, 1, rerun=True, stale=vain))
+            plan(seeds(tmp_path, 1, rerun=True, stale=answer))
 
 
 def test_the_refusal_counts_the_jobs_whose_runs_are_stale(tmp_path: Path, study: FakeStudy) -> None:

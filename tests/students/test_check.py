@@ -128,15 +128,15 @@ def test_it_is_not_refused(dotted: dict[str, Any]) -> None:
 
 
 def test_what_was_not_watched_cannot_be_had_by_going_on() -> None:
-    off_then = student_teacher.STUDY.off_then
+    newly_on = student_teacher.STUDY.newly_on
     coupled = configured(probe={"gradient_bias": {"every_steps": 5, "coupled": True}})
     same = configured(probe={"gradient_bias": {"every_steps": 5}})
-    assert off_then(configured(), coupled) == [
+    assert newly_on(configured(), coupled) == [
         "probe.gradient_bias",
         "probe.gradient_bias.coupled",
     ]
-    assert off_then(same, coupled) == ["probe.gradient_bias.coupled"]
-    assert off_then(coupled, same) == off_then(coupled, configured()) == []
+    assert newly_on(same, coupled) == ["probe.gradient_bias.coupled"]
+    assert newly_on(coupled, same) == newly_on(coupled, configured()) == []
     student_teacher.STUDY.check_watched(coupled)
     with pytest.raises(ConfigError, match=r"^probe\.gradient_bias\.coupled: has no effect while"):
         student_teacher.STUDY.check_watched(configured(probe={"gradient_bias": {"coupled": True}}))

@@ -18,7 +18,7 @@ from mxstudy.studies.protocol import (
     check_off,
     on_planned_device,
     probes_of,
-    settings_in_vain,
+    unused_messages,
 )
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
@@ -54,8 +54,8 @@ class PretrainStudy(Study[Pretrain]):
     def backends(self, config: Pretrain) -> str | None:
         return backends_over(config, 1)
 
-    def vain_settings(self, config: Pretrain) -> dict[str, str]:
-        return settings_in_vain(config.precision, config.norm)
+    def unused_settings(self, config: Pretrain) -> dict[str, str]:
+        return unused_messages(config.precision, config.norm)
 
     def watched(self, config: Pretrain) -> dict[str, Watched]:
         return probes_of(config.probe) | {"evaluation": config.evaluation, "sample": config.sample}
@@ -69,7 +69,7 @@ class PretrainStudy(Study[Pretrain]):
             "probe.outlier_features.ring_steps: has no effect without spikes; set probe.spikes.every_steps=1",
         )
 
-    def asked_otherwise(self, then: Pretrain, now: Pretrain) -> list[str]:
+    def changed_questions(self, then: Pretrain, now: Pretrain) -> list[str]:
         return [
             f"{part}.{name}"
             for part, names in (("evaluation", (*QUESTIONS, "limit")), ("sample", WRITTEN))
