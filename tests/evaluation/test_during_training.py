@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,9 @@ def watched(evaluation_sets: Path, tmp_path_factory: pytest.TempPathFactory, tol
     folder = tmp_path_factory.mktemp("watched")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Progress, "show_part", lambda _, what, done, total: told.append(f"{what} {done / total:.0%}"))
-        run_here(folder, *TRAIN, "evaluation.every_steps=4", TASKS, f"evaluation.data_dir={evaluation_sets}")
+        with redirect_stdout(StringIO()) as printed:
+            run_here(folder, *TRAIN, "evaluation.every_steps=4", TASKS, f"evaluation.data_dir={evaluation_sets}")
+        told += printed.getvalue().splitlines()
     (found,) = find_runs(folder / "runs")
     return found
 
@@ -60,6 +64,18 @@ def test_an_evaluation_says_how_much_of_it_is_done(watched: RunFolder, told: lis
     assert asked.count("evaluation: mmlu cf 100%") == 3
     assert asked[0].startswith("evaluation: csqa cf ")
     assert "validation 0%" in told
+
+
+@pytest.mark.integration
+def test_the_scores_are_printed(watched: RunFolder, told: list[str]) -> None:
+    at = scores(watched)
+    printed = [line for line in told if line.startswith("scores, ")]
+    began = [f"scores, and bits a character, after {step + 1} steps" for step in at]
+    assert [line.split(": ")[0] for line in printed] == began
+    for line, values in zip(printed, at.values(), strict=True):
+        for task in ("csqa", "mmlu"):
+            score, bits = values[f"{task}.cf/score"], values[f"{task}.cf/bits_per_char"]
+            assert f" {task} cf {score:.3f} ({bits:.2f} bits)" in line
 
 
 @pytest.mark.integration

@@ -247,10 +247,24 @@ class PretrainRecorder(Recorder):
                 "\n".join([f"written after {row['step'] + 1} steps", *blocks(Text(**one) for one in row["texts"])]),
                 flush=True,
             )
+        if row.get("probe") == "evaluation":
+            self.progress.close()
+            print(
+                f"scores, and bits a character, after {row['step'] + 1} steps: {scores_text(row['values'])}", flush=True
+            )
         if row.get("probe") == CORPORA:
             print(f"tokens used: {used_of(row['values'])}", flush=True)
         if "loss" in row:
             self.show(row)
+
+
+def scores_text(values: dict[str, float]) -> str:
+    """Return an evaluation's scores with their bits per character as text: 'csqa cf 0.213 (2.71 bits), mmlu cf ...'."""
+    shown = []
+    for name in (key.removesuffix("/score") for key in values if key.endswith("/score")):
+        bits = values.get(f"{name}/bits_per_char", math.nan)
+        shown.append(f"{name.replace('.', ' ')} {values[f'{name}/score']:.3f} ({bits:.2f} bits)")
+    return ", ".join(shown)
 
 
 def divergence(rows: list[dict[str, Any]]) -> str:
