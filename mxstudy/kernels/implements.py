@@ -48,6 +48,6 @@ def why_not_fields(value: Any, known: Mapping[str, tuple[Any, ...]]) -> str | No
         given = getattr(value, one.name)
         choices = known.get(one.name, () if one.default is MISSING else (one.default,))
         if not any(type(given) is choice or (type(given) is type(choice) and given == choice) for choice in choices):
-            others = f", only {' or '.join(map(str, choices))}" if choices else ""
-            return f"no kernel has {one.name}={given}{others}"
+            computed = ", ".join(map(str, choices)) or "nothing"
+            return f"{one.name} is {given}, and it computes {computed}"
     return None

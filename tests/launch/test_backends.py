@@ -123,7 +123,7 @@ def test_a_model_is_built_once_for_all_jobs_that_have_it(tmp_path: Path, monkeyp
         (
             "nvfp4_forward_only",
             "fused",
-            r"fused cannot run layers\.0: forward_x: no kernel has outer_scale=bound, only none or tensor",
+            r"fused cannot run layers\.0: forward_x: outer_scale is bound, and it computes none, tensor",
         ),
         ("mxfp8", "native", r"native cannot run layers\.0: it needs CUDA with compute capability 10\.0"),
     ],
@@ -263,7 +263,7 @@ def test_a_dry_run_says_it_as_well_and_why(here: Path, capsys: pytest.CaptureFix
     assert call(*words) == (0, "")
     said = capsys.readouterr().out
     assert SENTENCE in said
-    why = "3 blocks: reference (forward_x: no kernel has outer_scale=bound, only none or tensor)"
+    why = "3 blocks: reference (forward_x: outer_scale is bound, and it computes none, tensor)"
     assert [line for line in said.splitlines() if "reference (" in line] == [f"precision=nvfp4_forward_only: {why}"]
     assert call(*words, "precision.backend=reference") == (0, "")
     said = capsys.readouterr().out
