@@ -121,11 +121,12 @@ def by_rate(name: str) -> str:
     return markdown(("lr", *NORMS.values(), *words), cells, left=["lr"])
 
 
-def parts(name: str) -> Parts:
+def parts(name: str, *sweeps: str) -> Parts:
+    """Return the parts of each of these pages. `sweeps` have its runs, by default the one of its name."""
     return {
         "decided": partial(decided, name),
         "verdicts": partial(verdicts, name),
-        "finished": partial(finished, name),
+        "finished": partial(finished, *(sweeps or (name,))),
     }
 
 
@@ -137,10 +138,8 @@ RECIPE_23M: Parts = {
     "finished again": partial(finished, RECIPE_AGAIN.sweep),
 }
 MOE: Parts = {**parts(MIXTURE.sweep), "arms": partial(arms, MIXTURE)}
-FP4_SWEEPS = [of.sweep for of in CONTRADICTIONS]
 FP4: Parts = {
-    **parts("fp4_recipes"),
-    "finished": partial(finished, *FP4_SWEEPS),
+    **parts("fp4_recipes", *(of.sweep for of in CONTRADICTIONS)),
     **{f"arms of {of.sweep}": partial(arms, of) for of in CONTRADICTIONS},
 }
 LR_PAIRED: Parts = {**parts(PAIRED), "losses": partial(by_rate, PAIRED)}

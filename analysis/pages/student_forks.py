@@ -77,13 +77,9 @@ PARENT_STEPS = 9000
 CHANGES = tuple(name for name in CHANGED if name not in CONTROLS)
 
 
-def counted_at(name: str, table: str = WITH_CONTROL) -> str:
-    return counted(at(FIRST, name, table))
-
-
-def counted_before(name: str) -> str:
-    """Return how many of the forks from 10 steps before diverge with an intervention."""
-    return counted(at(LAST, name, WITH_CONTROL))
+def counted_at(name: str, table: str = WITH_CONTROL, point: str = FIRST) -> str:
+    """Return how many of the forks from a point diverge with an intervention: '16 of 19'."""
+    return counted(at(point, name, table))
 
 
 def after_the_switch(point: str, *names: str) -> pd.Series:
@@ -130,7 +126,7 @@ FORKS: Parts = {
     "rceil at 0.88": partial(counted_at, "rceil"),
     "bf16 activations at 0.88": partial(counted_at, "bf16_act", WITHOUT_CONTROL),
     **{
-        f"{words} before 10": partial(counted_before, name)
+        f"{words} before 10": partial(counted_at, name, point=LAST)
         for words, name in (
             ("bf16 activations", "bf16_act"),
             ("forward's activations", "bf16_act_fwd"),

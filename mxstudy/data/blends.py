@@ -50,7 +50,7 @@ def check(data: config.TrainingData, tokenizer: config.Tokenizer, cache_dir: Pat
     """Raise ConfigError for a corpus that is neither prepared nor available with text."""
     folders = locate(data, tokenizer, cache_dir)
     for name, one in blend_of(data).corpora.items():
-        if name not in folders or not os.path.exists(folders[name]):  # exists() raises for a path that cannot be
+        if name not in folders or not os.path.exists(folders[name]):  # Path.exists raises for a long name
             with keys_of(data, name):
                 corpus.check(one)
 

@@ -19,7 +19,7 @@ from mxstudy.evaluation import hugging_face
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.reader import ConfigError, read, require
-from mxstudy.tracking.folder import RunFolder, checkpoints_in
+from mxstudy.tracking.folder import RunFolder, latest_checkpoint
 from mxstudy.tracking.named_runs import named_run
 from mxstudy.train.checkpoint import load_weights, read_about, weight_shapes
 
@@ -62,10 +62,10 @@ def find(text: str, runs_dir: Path) -> Path:
 
 
 def newest(run: RunFolder) -> Path:
-    found = checkpoints_in(run.checkpoints)
-    if not found:
+    latest = latest_checkpoint(run.checkpoints)
+    if latest is None:
         raise ConfigError(f"checkpoint: the run {run.path} has none yet; its state is {run.status().state}")
-    return found[-1]
+    return latest
 
 
 def describe(path: Path) -> Trained:

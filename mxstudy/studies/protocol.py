@@ -2,7 +2,7 @@
 
 plan        check, pinned, identity_key, identity, backends                         no file, no training
             cost, backend_notes, gpu_hours_note, recomputation                       for a dry run
-            watched, check_watched, newly_on, changed_questions                       what is measured beside the run
+            watched, check_watched, newly_on, changed_questions                      what is measured beside the run
 run         run                                                                     writes in the run's folder alone
 afterwards  summarise, tell_others                                                  for all runs of a sweep; for one run
 """

@@ -92,6 +92,11 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(named, key=step_of)
 
 
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest finished checkpoint in a folder, or None."""
+    return max(checkpoints_in(folder), key=step_of, default=None)
+
+
 def step_of(checkpoint: Path) -> int:
     """Return the step that is in the name of a checkpoint's folder."""
     return int(checkpoint.name.removeprefix(CHECKPOINT))

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mxstudy.distributed import is_first, on_first_rank
 from mxstudy.reader import ConfigError
-from mxstudy.tracking.folder import CHECKPOINT, checkpoints_in, step_of
+from mxstudy.tracking.folder import CHECKPOINT, checkpoints_in, latest_checkpoint
 from mxstudy.train.checked_reader import ChangedBytes, CheckedReader
 from mxstudy.train.checksums import Checksums, checksums_of
 from mxstudy.whole_files import replace_file, sync_file
@@ -88,7 +88,7 @@ class Checkpoints:
         return path
 
     def _newest(self) -> Path | None:
-        return max(checkpoints_in(self.folder), key=step_of, default=None)
+        return latest_checkpoint(self.folder)
 
     def _begin(self, path: Path) -> Path:
         """Create and return an empty folder under the temporary name of an unfinished checkpoint."""
