@@ -71,6 +71,7 @@ FIGURES = (
         "the same, of four paired seeds at 23M",
         RUNS,
         *sweep("lr_sensitivity_paired"),
+        "lr_sensitivity_paired",
         script="mxnorm.fig03_lr_sensitivity",
     ),
     comparison(
@@ -309,6 +310,7 @@ IMAGES = {  # {image on a page of results/: the figure that it is}
     "learning_rate_window": "learning_rate_window",
     "loss": "instability_fig08_loss",
     "lr_sensitivity": "mxnorm_fig03_lr_sensitivity",
+    "lr_sensitivity_paired": "lr_sensitivity_paired",
     "mxnorm_equivalence_losses": "mxnorm_equivalence",
     "mxnorm_pretrain_histograms": "histograms",
     "mxnorm_pretrain_losses": "loss_curves",

@@ -12,7 +12,7 @@ import yaml
 from analysis.ledger import mxnorm_training as claims
 from analysis.ledger.claim import Claim, judge
 from analysis.ledger.tables import Tables
-from analysis.pages import pilot
+from analysis.pages import pilot, spike_pilot
 from mxstudy import results
 
 ROOT = Path(__file__).parents[1]
@@ -74,3 +74,21 @@ def test_no_claim_is_judged_by_the_pilot(tmp_path: Path) -> None:
 def stated() -> list[Claim]:
     """Return the claims whose rule was stated before, with the pilot's."""
     return [one for one in claims.CLAIMS if one.rule in (claims.STATED_ALIKE, claims.STATED_ABOVE)]
+
+
+def test_the_pilot_of_spikes_takes_the_lowest_rate_with_a_spike_and_no_divergence() -> None:
+    runs = pd.DataFrame(
+        [
+            {pilot.RATE: rate, spike_pilot.BETA2: beta2, "spikes": spikes, "state": state, pilot.LOSS: 3.0}
+            for rate, beta2, spikes, state in (
+                (LOW, 0.98, 0, "finished"),
+                (LOW, 0.999, 0, "finished"),
+                (HIGH, 0.98, 2, "diverged"),
+                (HIGH, 0.999, 1, "finished"),
+                (HIGH, 0.999, 0, "finished"),
+                (2 * HIGH, 0.98, 3, "finished"),
+            )
+        ]
+    )
+    assert spike_pilot.chosen(runs) == (HIGH, 0.999)
+    assert spike_pilot.chosen(runs[runs["spikes"] == 0]) is None

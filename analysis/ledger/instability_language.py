@@ -64,6 +64,7 @@ CLAIMS = (
         arms="E4M3: gains in MX, in FP32",
         judge=in_lot(*OF_GAINS, Dies(GAINS, {**IN_FP32, GAIN: "mx"}, IN_FP32)),
         rule=higher(*OF_SIZES),
+        page="olmo_gains",
     ),
     claim(
         id="instability-lm-gain-loss",
@@ -73,6 +74,7 @@ CLAIMS = (
         arms="E4M3: gains in MX, in FP32",
         judge=in_lot(*OF_GAINS, Difference(GAINS, {**IN_FP32, GAIN: "mx"}, IN_FP32)),
         rule=higher(*RESOLUTION),
+        page="olmo_gains",
     ),
     claim(
         id="instability-lm-gain-last-bin",
@@ -85,6 +87,7 @@ CLAIMS = (
             Probed(GAINS, "last_bin", fullest_last_bin, {PLAN: "mxfp8", GAIN: "bf16", OPERATIONS: "bf16"}),
         ),
         rule=between(0.5, 1.0, "ours: two thirds of the printed 75 %"),
+        page="olmo_gains",
     ),
     claim(
         id="instability-lm-bf16",

@@ -22,8 +22,9 @@ from analysis.pages.pilot import DECISION
 from analysis.pages.reliability import CHECKPOINT, MIRROR, SOAK
 from analysis.pages.shakespeare import SHAKESPEARE
 from analysis.pages.side_by_side import SIDE_BY_SIDE
+from analysis.pages.spike_pilot import SPIKE_PILOT
 from analysis.pages.spike_proxy import PROXY
-from analysis.pages.stated_lots import FP4, LR_PAIRED, MOE, RECIPE_23M
+from analysis.pages.stated_lots import FP4, LR_PAIRED, MOE, OLMO_GAINS, RECIPE_23M
 from analysis.pages.step_cost import TRAIN_STEP
 from analysis.pages.step_parts import PARTS
 from analysis.pages.student_figures import STUDENT_FIGURES
@@ -48,6 +49,7 @@ PAGES: dict[str, Parts] = {
     "mxnorm_equivalence": EQUIVALENCE,
     "mxnorm_pretrain": PRETRAIN,
     "olmes": ZERO_SHOT,
+    "olmo_gains": OLMO_GAINS,
     "parts": PARTS,
     "prestated": DECISION,
     "probe_overhead": PROBES,
@@ -58,6 +60,7 @@ PAGES: dict[str, Parts] = {
     "side_by_side": SIDE_BY_SIDE,
     "soak": SOAK,
     "spike_proxy": PROXY,
+    "spike_search_23m": SPIKE_PILOT,
     "student_figures": STUDENT_FIGURES,
     "student_teacher": STUDENT_TEACHER,
     "tracking_load": MIRROR,

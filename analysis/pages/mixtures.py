@@ -26,6 +26,7 @@ PROFILED = (*SHARES, "dense, bf16", "dense, mxfp8")
 MEASUREMENTS = {
     "experts_earlier": "earlier, on an H100 of a busy host",
     "experts_busy": "on an H100 of a busy host",
+    "experts_busy_again": "newest, on an H100 of a busy host",
     QUIET: "above, on an H200 of a quiet host",
 }
 

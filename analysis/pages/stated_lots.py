@@ -14,6 +14,7 @@ from analysis.arm_losses import losses
 from analysis.fp4.contradictions import CONTRADICTIONS
 from analysis.ledger.claim import NOT_RUN, Judged, judge
 from analysis.ledger.documents import DOCUMENTS
+from analysis.ledger.instability_language import GAIN, OPERATIONS
 from analysis.ledger.page import effect
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED
 from analysis.ledger.tables import RESULTS, Tables
@@ -25,6 +26,24 @@ from analysis.units import PLAN, RATE, SEED, chosen, died, ended
 from mxstudy.results import markdown
 
 PAIRED = "lr_sensitivity_paired"
+IN = {"fp32": "FP32", "bf16": "bf16", "mx": "MX"}
+GAINS = Question(
+    "olmo_gains",
+    "Do gains in MX, or vector operations in bf16, make MXFP8 diverge in a language model?",
+    {
+        "bf16": {PLAN: "bf16"},
+        **{
+            f"MXFP8, gains in {IN[gain]}, operations in {IN[operations]}": {
+                PLAN: "mxfp8",
+                GAIN: gain,
+                OPERATIONS: operations,
+            }
+            for operations in ("fp32", "bf16")
+            for gain in IN
+        },
+    },
+    (),
+)
 MIXTURE = Question(
     "moe",
     "Does a mixture of experts end at bf16's loss in MXFP8?",
@@ -137,6 +156,7 @@ RECIPE_23M: Parts = {
     "arms again": partial(arms, RECIPE_AGAIN),
     "finished again": partial(finished, RECIPE_AGAIN.sweep),
 }
+OLMO_GAINS: Parts = {**parts(GAINS.sweep), "arms": partial(arms, GAINS)}
 MOE: Parts = {**parts(MIXTURE.sweep), "arms": partial(arms, MIXTURE)}
 FP4: Parts = {
     **parts("fp4_recipes", *(of.sweep for of in CONTRADICTIONS)),
