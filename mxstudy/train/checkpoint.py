@@ -27,7 +27,7 @@ import xxhash
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mxstudy.distributed import is_first, on_first_rank
@@ -35,6 +35,7 @@ from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import CHECKPOINT, checkpoints_in, latest_checkpoint
 from mxstudy.train.checked_reader import ChangedBytes, CheckedReader
 from mxstudy.train.checksums import Checksums, checksums_of
+from mxstudy.train.stream_writer import StreamWriter
 from mxstudy.whole_files import replace_file, sync_file
 
 ABOUT = "checkpoint.json"
@@ -212,8 +213,7 @@ def _remedy(path: Path) -> str:
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns when it runs without a process group
-        writer = HuggingFaceStorageWriter(str(path), save_distributed=True)
-        dcp.save(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
+        dcp.save(tensors, storage_writer=StreamWriter(path), no_dist=not dist.is_initialized())
 
 
 def _load_tensors(path: Path, tensors: dict[str, Tensor], checksums: Checksums | None) -> None:

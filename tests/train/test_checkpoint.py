@@ -1,12 +1,16 @@
 import json
 import os
+import resource
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from mxstudy.train import checked_reader, checksums
 from mxstudy.train import checkpoint as module
@@ -48,6 +52,41 @@ def test_a_round_trip_restores_every_bit_and_training_goes_on_the_same(checkpoin
     assert all(torch.equal(loaded[name], saved[name]) for name in saved)
     assert train_step(fresh, 2).loss == train_step(run, 2).loss
     assert train_step(fresh, 3).loss == train_step(run, 3).loss
+
+
+def test_the_files_are_those_of_torchs_own_writer(checkpoints, tmp_path):
+    kept = torch.arange(6.0)
+    values = {"weight": torch.randn(5, 7), "half": torch.randn(3, 4).bfloat16(), "step": torch.tensor(1.0)}
+    values |= {"none": torch.zeros(0, 3), "part": kept[2:5], "other part": kept[1:2]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(values, storage_writer=HuggingFaceStorageWriter(str(tmp_path), save_distributed=True), no_dist=True)
+    (theirs,) = tmp_path.glob("*.safetensors")
+    (ours,) = checkpoints.save(1, values).glob("*.safetensors")
+    assert (ours.name, *header_and_bytes(ours)) == (theirs.name, *header_and_bytes(theirs))
+    assert ours.stat().st_mode == theirs.stat().st_mode
+
+
+def test_a_write_that_the_system_refuses_leaves_the_checkpoint_before(checkpoints):
+    values = {"weight": torch.randn(1000)}
+    first = checkpoints.save(1, values)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # bytes
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"could not be written \(OSError: .*File too large.*step_00000001 stays"
+        ):
+            checkpoints.save(2, values)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [*checkpoints.folder.iterdir()] == [first]
+
+
+def header_and_bytes(path):
+    """Return the header, whose metadata have any order, and the bytes of all tensors."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:end]), data[end:]
 
 
 def test_config_and_fingerprint_are_inside(checkpoints):
