@@ -18,6 +18,7 @@ from mxstudy.kernels.operand_cast import KERNEL_BLOCKS, KERNEL_SCALES, OperandCa
 from mxstudy.kernels.operators import BLOCK_SIZES, KERNEL_FORMATS, KERNEL_RULES, ROUNDS, UNREAD
 
 PLAIN = Implements(
+    "fused kernels",
     cast={
         "format": KERNEL_FORMATS,
         "block_size": BLOCK_SIZES,
@@ -25,9 +26,10 @@ PLAIN = Implements(
         "rounding": ROUNDS,
         "pre_round": (False, True),
         "pad": (False,),
-    }
+    },
 )
 ANY = Implements(
+    "fused kernels",
     cast={
         **PLAIN.cast,
         "block_size": KERNEL_BLOCKS,
@@ -115,7 +117,7 @@ def plan_of_operand(gemms: Gemms, name: str, settings: BlockCast) -> OperandPlan
     """Return the plan of one operand; the arguments are those of `plan_of`, and a name of OPERANDS."""
     cast, transform = cast_and_transform(gemms, name)
     axis, round_first = -1 if name in ALONG_COLUMNS else -2, name.endswith("_w")
-    is_plain = transform is None and (cast is None or PLAIN.why_not_cast(cast) is None)
+    is_plain = transform is None and (cast is None or not any(PLAIN.lacked_in(cast)))
     plain = (BlockCast() if cast is None else settings_of(cast)) if is_plain else None
     is_fused = is_plain and (cast is None or plain == settings)
     return OperandPlan(

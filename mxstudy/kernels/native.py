@@ -18,6 +18,7 @@ CAPABILITY = (10, 0)
 KERNELS = "AUTO"  # or EMULATED, see `mx_matrix`
 PAIRS = (("E4M3", "E4M3"), ("E2M1", "E2M1"))  # formats of the two operands that torchao's GEMM takes
 IMPLEMENTS = Implements(
+    "native GEMMs",
     cast={
         "format": ("E4M3", "E2M1"),
         "block_size": (32,),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mxstudy.compat.torch_fsdp import extend_all_gather, is_gathered_for_backward
 from mxstudy.config.casts import Cast, Gemms
 from mxstudy.distributed import gather_over_ranks, own_part, world_size
-from mxstudy.kernels.implements import why_not_fields
+from mxstudy.kernels.implements import Implements
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.fusable import linears_in
 from mxstudy.model.linear import MXLinear, NormLinear
@@ -35,13 +35,17 @@ from mxstudy.reader import require
 ELSE = "take train.all_gather=compute"
 AXES = {"forward_w": -1, "dgrad_w": -2}  # the weight as an operand, and its contraction axis
 # The casts that give a row the same result without the other rows: any block size, other fields at their default.
-BY_ROWS = {
-    "format": tuple(name for name, row in FORMATS.items() if row.scale == "E8M0"),
-    "scale_rule": tuple(SCALE_RULES),
-    "rounding": ("even", "away"),
-    "pre_round": (False, True),
-    "pad": (False,),
-}
+BY_ROWS = Implements(
+    "gathered shards",
+    cast={
+        "format": tuple(name for name, row in FORMATS.items() if row.scale == "E8M0"),
+        "block_size": (int,),
+        "scale_rule": tuple(SCALE_RULES),
+        "rounding": ("even", "away"),
+        "pre_round": (False, True),
+        "pad": (False,),
+    },
+)
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -89,14 +93,11 @@ def check_all_gather(model: Decoder, ranks: int) -> dict[str, Width]:
 def why_not_gathered(gemms: Gemms) -> str | None:
     """Return why ranks cannot gather a weight as that recipe's operands, or None if they can."""
     for operand in AXES:
-        chosen: Cast | None = getattr(gemms, operand)
-        if chosen is None:
+        if getattr(gemms, operand) is None:
             return f"{operand} is not quantised"
-        if reason := why_not_fields(chosen, {**BY_ROWS, "block_size": (chosen.block_size,), "random_bits": (8, 24)}):
-            return f"{operand}.{reason.replace('it computes', 'shards take')}"
-    for transform in ("forward_transform", "dgrad_transform"):
-        if getattr(gemms, transform) is not None:
-            return f"{transform}: shards are cast as they are"
+    of_weights = Gemms(**{name: getattr(gemms, name) for name in (*AXES, "forward_transform", "dgrad_transform")})
+    if reason := BY_ROWS.why_not(of_weights):
+        return reason
     return "its backward reads what the forward quantised" if gemms.reads_forward else None
 
 

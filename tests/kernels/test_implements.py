@@ -17,15 +17,15 @@ from mxstudy.numerics.random_bits import STREAMS, Random
 from mxstudy.reader import ConfigError
 
 E2M1 = Cast(format="E2M1")
-BACKEND = Implements(cast={"format": ("E2M1",), "rounding": (None, "even")})
+BACKEND = Implements("kernels", cast={"format": ("E2M1",), "rounding": (None, "even")})
 
 
 @each(
     ("cast", "reason"),
     [
-        (Cast(format="E1M2"), "forward_x: format is E1M2, and it computes E2M1"),
-        (Cast(format="E2M1", rounding="down"), "forward_x: rounding is down, and it computes None, even"),
-        (Cast(format="E2M1", headroom=0.75), "forward_x: headroom is 0.75, and it computes 1.0"),
+        (Cast(format="E1M2"), "kernels do not support forward_x.format=E1M2, only E2M1"),
+        (Cast(format="E2M1", rounding="down"), "kernels do not support forward_x.rounding=down, only None or even"),
+        (Cast(format="E2M1", headroom=0.75), "kernels do not support forward_x.headroom=0.75, only 1.0"),
     ],
 )
 def test_what_is_not_named_is_a_reason(cast: Cast, reason: str) -> None:
@@ -36,7 +36,7 @@ def test_what_is_not_named_is_a_reason(cast: Cast, reason: str) -> None:
 def test_a_field_that_is_added_to_a_recipe_is_a_reason() -> None:
     Own = make_dataclass("Own", [("hadamard", int, 0)], bases=(Gemms,), frozen=True, kw_only=True)
     assert BACKEND.why_not(Own(forward_x=E2M1)) is None
-    assert BACKEND.why_not(Own(forward_x=E2M1, hadamard=32)) == "hadamard is 32, and it computes 0"
+    assert BACKEND.why_not(Own(forward_x=E2M1, hadamard=32)) == "kernels do not support hadamard=32, only 0"
 
 
 def test_a_rounding_that_is_added_draws_if_its_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,5 +118,5 @@ def test_rows_that_torchao_does_not_multiply_are_refused(row: str, named: str, b
 
 
 def test_other_blocks_and_dtypes_are_refused(blackwell: None) -> None:
-    assert "forward_x: block_size is 16, and it computes 32" in str(why_not(cast=BlockCast(block_size=16)))
+    assert "native GEMMs do not support forward_x.block_size=16, only 32" in str(why_not(cast=BlockCast(block_size=16)))
     assert "returns bf16" in str(why_not(compute=torch.float32))

@@ -142,6 +142,6 @@ def test_the_three_gemms_of_sizes_that_are_no_multiples() -> None:
 
 
 def test_the_hardware_has_whole_blocks() -> None:
-    for cast, named in ((PADDED, "forward_x: pad is True"), (BUMPED, "forward_x: scale_rule is code_bump")):
+    for cast, named in ((PADDED, "forward_x.pad=true"), (BUMPED, "forward_x.scale_rule=code_bump")):
         assert named in str(why_not_torchao(PRECISIONS["mxfp8"].filled(cast), torch.bfloat16))
     assert why_not_torchao(PRECISIONS["mxfp8"].filled(CODE), torch.bfloat16) is None

@@ -99,8 +99,8 @@ def test_two_recipes_have_no_kernels() -> None:
         name: ANY.why_not(precision.recipe(name).filled(precision.settings)) for name, precision in given.items()
     }
     assert {name: reason for name, reason in reasons.items() if reason} == {
-        "nvfp4_forward_only": "forward_x: outer_scale is bound, and it computes none, tensor",
-        "quartet": "forward_x: statistic is std, and it computes absmax",
+        "nvfp4_forward_only": "fused kernels do not support forward_x.outer_scale=bound, only none or tensor",
+        "quartet": "fused kernels do not support forward_x.statistic=std, only absmax",
     }
 
 
