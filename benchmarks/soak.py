@@ -45,6 +45,7 @@ TRACKING = {NONE: 2, SQLITE: 2, NEW: 1, SERVER: 1}  # relative frequencies
 LARGE, SMALL = "large disk", "small disk"
 DISK_MB = 64
 ATTEMPTS = 3  # how often the same command is given after the last disturbance
+LEAVE_S = 10.0  # in which processes leave after the last command, such as a queue whose last job has just ended
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class Soak:
                 self._disturb(trial, home, outcome)
             except Exception:
                 outcome.lost.append(f"the soak itself failed: {traceback.format_exc()}")
-            for process in processes_in(home):
+            _, left = psutil.wait_procs(processes_in(home), timeout=LEAVE_S)
+            for process in left:
                 with suppress(psutil.Error):
                     outcome.lost.append(f"a process is left: {' '.join(process.cmdline())}")
                     process.kill()

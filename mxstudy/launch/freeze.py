@@ -6,7 +6,6 @@ code-HASH/mxstudy/     a copy of the code, shared by all launches with the same 
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import mxstudy
 from mxstudy.reader import ConfigError
+from mxstudy.tracking.locks import waiting_lock
 
 PACKAGE = Path(mxstudy.__file__).parent
 NAME = ".launch"
@@ -36,8 +36,7 @@ def one_at_a_time(runs_dir: Path) -> Iterator[None]:
     """Hold the lock of RUNS_DIR, so that two launches never submit the same run: the second waits for the first."""
     folder = runs_dir / NAME
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with waiting_lock(folder / "lock"):
         yield
 
 

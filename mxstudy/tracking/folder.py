@@ -11,7 +11,6 @@ runs/<experiment>/<fingerprint12>/
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import re
@@ -20,7 +19,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -30,6 +29,7 @@ from mxstudy.reader import ConfigError, plain, read, require
 from mxstudy.small_files import read_as, read_json, read_with, yaml_of
 from mxstudy.tracking import memberships, unchanged
 from mxstudy.tracking.code import code_in
+from mxstudy.tracking.locks import try_lock, waiting_lock
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mixed_backends import backends_in
 from mxstudy.whole_files import replace_file, replace_files
@@ -286,21 +286,29 @@ class RunFolder:
             replace_file(self.status_path, dataclasses.replace(self.status(), **changes).text())
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Make this process the run's only writer. Raises RunLocked if another is; a killed process frees its lock."""
+    def lock(self, wait_s: float = 0.0) -> Iterator[None]:
+        """Make this process the run's only writer. Raises RunLocked if another one still is after `wait_s` seconds.
+
+        A killed process frees its lock.
+        """
         path = self.path / "run.lock"
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        until_s = time.monotonic() + wait_s
         try:
-            with self._status_lock():  # `is_locked` holds it as well, so only a writer can hold the run's lock
-                is_ours = try_lock(file)
-            if not is_ours:
-                holder = path.read_text() or "another process"
-                raise RunLocked(f"{self.path}: {holder} is writing to it; wait for it, or stop it")
+            while not self._try_lock(file):
+                if time.monotonic() >= until_s:
+                    holder = path.read_text() or "another process"
+                    raise RunLocked(f"{self.path}: {holder} is writing to it; wait for it, or stop it")
+                time.sleep(0.1)
             os.ftruncate(file, 0)
             os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
             yield
         finally:
             os.close(file)
+
+    def _try_lock(self, file: int) -> bool:
+        with self._status_lock():  # `is_locked` holds it as well, so only a writer can hold the run's lock
+            return try_lock(file)
 
     def is_locked(self) -> bool:
         """Return whether a process is the run's writer; the check never refuses the lock to a process that wants it."""
@@ -326,20 +334,8 @@ class RunFolder:
             stop.set()
             thread.join()
 
-    @contextmanager
-    def _status_lock(self) -> Iterator[None]:
-        with (self.path / "status.lock").open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-
-def try_lock(file: int) -> bool:
-    """Lock an open file until it is closed. Return False if another process has locked it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    def _status_lock(self) -> AbstractContextManager[None]:
+        return waiting_lock(self.path / "status.lock")
 
 
 def find_runs(runs_dir: Path, pattern: str = f"*/{'[0-9a-f]' * NAME_LENGTH}") -> list[RunFolder]:

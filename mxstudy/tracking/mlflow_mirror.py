@@ -26,7 +26,7 @@ from mxstudy.config import Run
 from mxstudy.reader import flatten, plain
 from mxstudy.small_files import read_if_there
 from mxstudy.tracking import memberships
-from mxstudy.tracking.folder import DONE, RunFolder
+from mxstudy.tracking.folder import DONE, RunFolder, RunLocked
 from mxstudy.tracking.journal import Row, last_segments, read_rows
 from mxstudy.tracking.mlflow_metrics import allowed, metrics_of
 from mxstudy.tracking.mlflow_store import (
@@ -128,13 +128,26 @@ class Mirror:
         away_s = now_s - max(ended_s, self._failing_since_s) if self._problem and not self._calling else 0.0
         return now_s - ended_s > timeout_s or away_s > LAST_CHANCE_S or self._answers.is_silent
 
-    def catch_up(self) -> str | None:
-        """Send what the run's own process could not send before it ended. Returns the same as `finish`."""
-        status = self.folder.status()
-        if self.position and self.position.state == status.state:
+    def catch_up(self, wait_s: float = 90.0) -> str | None:
+        """Send what the run's own process could not send before it ended. Returns the same as `finish`.
+
+        First waits until no other process writes to the run: two at once would each create an MLflow run.
+        """
+        if self._is_complete():
             return tell_memberships(self.uri, self.folder)
-        self.start()
-        return self.finish(status.state, status.reason)
+        try:
+            with self.folder.lock(wait_s):
+                status = self.folder.status()
+                if self._is_complete():
+                    return tell_memberships(self.uri, self.folder)
+                self.start()
+                return self.finish(status.state, status.reason)
+        except RunLocked as error:
+            return str(error)
+
+    def _is_complete(self) -> bool:
+        position = self.position
+        return position is not None and position.state == self.folder.status().state
 
     @property
     def position(self) -> Position | None:

@@ -17,6 +17,7 @@ from mxstudy.compat.mlflow import NOTE, PARENT, charts_over, page_of
 from mxstudy.compat.mlflow_views import address_of_view
 from mxstudy.tracking.dashboard import LOSS, RESULT, having, runs_by_arm
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.locks import waiting_lock
 from mxstudy.tracking.mlflow_mirror import STATES, position_of
 from mxstudy.tracking.mlflow_store import (
     TEXT_LENGTH,
@@ -99,16 +100,22 @@ class Sweep:
             client.set_terminated(parent_id, STATES[state], end_time=int(1000 * max(written_s, default=time.time())))
 
     def _parent(self, client: Any) -> Any:
-        """Find or create the parent run and return it. A new one starts with the oldest of its jobs' runs."""
+        """Find or create the parent run and return it."""
         experiment_id = get_experiment(client, self.experiment, self.tags["study"])
         mine = {"sweep_fingerprint": self.fingerprint}
-        found = find_run(client, experiment_id, mine)
-        if found is None:
-            tags = origin(provenance()) | dict(self.tags) | mine | {"jobs": str(len(self.folders))}
-            started_s = min([time.time(), *(folder.status().started_s for folder in self._begun().values())])
-            name = f"{self.name} ({self.fingerprint[:NAME_DIGITS]})"  # the same keys may vary in another sweep
-            found = create_run(client, experiment_id, name, started_s, tags)
-        return found
+        if found := find_run(client, experiment_id, mine):
+            return found
+        runs_dir = next(iter(self.folders.values())).path.parents[1]
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        with waiting_lock(runs_dir / ".parents.lock"):  # processes that share a sweep start at the same time
+            return find_run(client, experiment_id, mine) or self._create(client, experiment_id, mine)
+
+    def _create(self, client: Any, experiment_id: str, mine: dict[str, str]) -> Any:
+        """Create the parent run, which starts with the oldest of its jobs' runs, and return it."""
+        tags = origin(provenance()) | dict(self.tags) | mine | {"jobs": str(len(self.folders))}
+        started_s = min([time.time(), *(folder.status().started_s for folder in self._begun().values())])
+        name = f"{self.name} ({self.fingerprint[:NAME_DIGITS]})"  # the same keys may vary in another sweep
+        return create_run(client, experiment_id, name, started_s, tags)
 
     def _begun(self) -> dict[str, RunFolder]:
         return {key: folder for key, folder in self.folders.items() if folder.status_path.exists()}

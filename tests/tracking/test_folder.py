@@ -20,7 +20,8 @@ from tracked import FINGERPRINT, make_folder
 from mxstudy.config import read_run
 from mxstudy.reader import ConfigError, plain
 from mxstudy.tracking import folder as module
-from mxstudy.tracking.folder import RunFolder, RunLocked, Status, find_runs, newest, runs_by_fingerprint, try_lock
+from mxstudy.tracking.folder import RunFolder, RunLocked, Status, find_runs, newest, runs_by_fingerprint
+from mxstudy.tracking.locks import try_lock
 
 HOLDS_THE_LOCK = """
 import sys, time

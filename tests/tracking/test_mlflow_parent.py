@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from tracked import make_folder, training_row, write_rows
 from mxstudy import results
 from mxstudy.compat.mlflow import NOTE, PARENT, charts_over
 from mxstudy.compat.mlflow_views import address_of_view
+from mxstudy.tracking import mlflow_parent as module
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_mirror import Position, mirror_of
@@ -118,6 +122,28 @@ def test_the_same_sweep_again_in_another_order_adds_nothing(uri: str, tmp_path: 
         sweep.end("finished", TABLE)
     assert len(connect(uri).search_runs(["1"])) == 3
     assert sweep_of(uri, first).fingerprint != sweep_of(uri, first, second).fingerprint
+
+
+def test_processes_that_begin_a_sweep_at_once_make_one_parent(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders, found, both = (
+        [make(uri, tmp_path / "runs", digit) for digit in "ab"],
+        module.find_run,
+        threading.Barrier(2),
+    )
+
+    def slow(*asked: Any) -> Any:
+        run = found(*asked)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(1.0)  # the other one, if it may ask now
+        return run
+
+    monkeypatch.setattr(module, "find_run", slow)
+    with ThreadPoolExecutor(2) as pool:
+        parents = [*pool.map(lambda sweep: sweep.begin(), [sweep_of(uri, *folders) for _ in range(2)])]
+    assert {run.info.run_id for run in connect(uri).search_runs(["1"])} == {*parents}
+    assert len({*parents}) == 1
 
 
 def test_a_parent_that_could_not_be_made_at_the_start_adopts_at_the_end(uri: str, tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ import logging
 import math
 import shutil
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +149,36 @@ def test_nothing_is_asked_of_a_store_that_has_everything(
     folder.update(state="finished")
     monkeypatch.setattr(module, "connect", lambda uri: pytest.fail("asked"))
     assert mirror(uri, folder).catch_up() is None
+
+
+def test_two_processes_that_catch_up_at_once_leave_one_run(
+    uri: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(folder, [training_row(step) for step in range(3)])
+    folder.update(state="finished")
+    found, both = module.find_run, threading.Barrier(2)
+
+    def slow(*asked: Any) -> Any:
+        run = found(*asked)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(1.0)  # the other one, if it may ask now
+        return run
+
+    monkeypatch.setattr(module, "find_run", slow)
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(lambda follower: follower.catch_up(), [mirror(uri, folder) for _ in range(2)])] == [None] * 2
+    assert points(uri) == losses(folder)
+
+
+def test_a_run_that_its_own_process_still_sends_is_left_to_it(uri: str, folder: RunFolder) -> None:
+    write_rows(folder, [training_row(0)])
+    folder.update(state="finished")
+    with folder.lock():
+        assert "is writing to it" in (mirror(uri, folder).catch_up(wait_s=0.2) or "")
+        assert connect(uri).search_runs(["1"]) == []
+        send(uri, folder)
+    assert mirror(uri, folder).catch_up() is None
+    assert points(uri) == losses(folder)
 
 
 @pytest.mark.slow
