@@ -124,9 +124,11 @@ def thinned(frame: pd.DataFrame, kind: str, every_steps: int) -> pd.DataFrame:
     """Return what the kind's rule keeps of a table.
 
     A curve keeps one of every `every_steps` steps, and the last. Those of a fork are counted from its first, so that
-    curves of forks have the same steps since the fork.
+    curves of forks have the same steps since the fork. Of a run's folder EXPERIMENT/FINGERPRINT stays.
     """
     rule = RULES.get(kind, Thinning())
+    if "folder" in frame:
+        frame = frame.assign(folder=["/".join(Path(folder).parts[-2:]) for folder in frame["folder"]])
     if rule.without:
         frame = frame.drop(columns=frame.filter(regex=rule.without).columns)
     if rule.last or (kind in CURVES and every_steps > 1):

@@ -97,3 +97,8 @@ def test_a_run_that_is_given_twice_is_refused(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         export.main(["--runs", str(tmp_path / "lot"), str(tmp_path / "again"), "--name", "lot", "--to", str(tmp_path)])
     assert "1 runs are given twice, such as c0ffee" in capsys.readouterr().err
+
+
+def test_of_a_folder_the_experiment_and_the_name_stay() -> None:
+    table = pd.DataFrame({"fingerprint": ["a"], "folder": ["/home/me/runs/quickstart/aaaa"]})
+    assert list(export.thinned(table, "runs", 1)["folder"]) == ["quickstart/aaaa"]

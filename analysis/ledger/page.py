@@ -89,7 +89,7 @@ def row(one: Judged) -> tuple[object, ...]:
         claim.needs if is_sampled(one) else "-",
         one.units or "-",
         effect(one).replace("|", "\\|"),
-        f"**{one.shown_verdict}**" + (f", fewer than {LEAST_UNITS} units" if one.counted_as != one.verdict else ""),
+        verdict(one, "**"),
         f"[{claim.page}]({claim.page}.md)" if claim.page else "-",
     )
 
@@ -101,6 +101,13 @@ def here(one: Judged) -> str:
 
 def is_sampled(one: Judged) -> bool:
     return one.evidence is None or any(isinstance(each, Effect) for each in one.evidence.found)
+
+
+def verdict(one: Judged, marks: str = "") -> str:
+    """Return the verdict between these marks, and why it counts as not run if it has too few units."""
+    return f"{marks}{one.shown_verdict}{marks}" + (
+        f", fewer than {LEAST_UNITS} units" if one.counted_as != one.verdict else ""
+    )
 
 
 def effect(one: Judged) -> str:

@@ -107,17 +107,25 @@ def soaked() -> str:
     return markdown(columns, [tuple(one.values()) for one in rows("soak")], left=["kind"])
 
 
-def everything(*columns: str) -> int:
-    return sum(row("soak", kind="all")[column] for column in columns)
+def everything(name: str, *columns: str) -> str:
+    return str(sum(row(name, kind="all")[column] for column in columns))
+
+
+def counts(name: str) -> Parts:
+    """Return the parts that say how much was tried in a soak, what was lost, and where its numbers come from."""
+    return {
+        "trials": partial(everything, name, "trials"),
+        "disturbances": partial(everything, name, "SIGKILL", "SIGTERM", "SIGINT", "full disk"),
+        "lost": partial(everything, name, "lost"),
+        **origin(name),
+    }
 
 
 SOAK: Parts = {
     "trials by kind": soaked,
-    "trials": lambda: f"{everything('trials')}",
-    "disturbances": lambda: f"{everything('SIGKILL', 'SIGTERM', 'SIGINT', 'full disk')}",
-    "lost": lambda: f"{everything('lost')}",
     "disk": lambda: f"{benchmark('soak')['settings']['disk_mb']} MB",
-    **origin("soak"),
+    **counts("soak"),
+    **{f"{part}, before": make for part, make in counts("soak_before").items() if part != "cores"},
 }
 
 

@@ -15,7 +15,7 @@ from analysis.fp4.contradictions import CONTRADICTIONS
 from analysis.ledger.claim import NOT_RUN, Judged, judge
 from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.instability_language import GAIN, OPERATIONS
-from analysis.ledger.page import effect
+from analysis.ledger.page import effect, verdict
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED
 from analysis.ledger.tables import RESULTS, Tables
 from analysis.pages.language_models import LOSS, NORM, NORMS
@@ -68,7 +68,7 @@ def verdicts(name: str) -> str:
     claims = judged(name)
     found = [effect(one).replace("|", "\\|") if one.evidence else "-" for one in claims]
     cells = [
-        (one.claim.id, one.claim.says, one.units or "-", said, one.counted_as)
+        (one.claim.id, one.claim.says, one.units or "-", said, verdict(one))
         for one, said in zip(claims, found, strict=True)
     ]
     table = markdown(("row", "claim", "n", "effect", "verdict"), cells, left=("row", "claim", "effect", "verdict"))
