@@ -139,7 +139,9 @@ def test_an_exported_stack_gives_the_same_frames_and_is_compact(
     monkeypatch.setattr(sys, "argv", command)
     export.main()
     for kind in ("runs", "metrics"):
-        assert_frame_equal(results.load([to / "st"], kind), results.load([folder.path], kind), check_dtype=False)
+        there, here = results.load([to / "st"], kind), results.load([folder.path], kind)
+        shown = {"folder": [f"stacks/{'c' * 12}"] * len(here)} if kind == "runs" else {}
+        assert_frame_equal(there, here.assign(**shown), check_dtype=False)
     noise = np.random.default_rng(0).standard_normal((5000, 2, 4)).astype(np.float32)
     for path in folder.columns.iterdir():
         path.unlink()
