@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -46,6 +49,19 @@ def points(uri: str, name: str = "train/loss") -> list[tuple[int, float]]:
 
 def losses(folder: RunFolder) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in read_journal(folder.journal_path) if "loss" in row]
+
+
+def met_by_another(found: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `found` for two threads, each of which waits up to a second until the other one has its answer as well."""
+    both = threading.Barrier(2)
+
+    def slow(*asked: Any) -> Any:
+        answer = found(*asked)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(1.0)
+        return answer
+
+    return slow
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -26,20 +26,20 @@ from analysis.units import PLAN, RATE, SEED, chosen, died, ended
 from mxstudy.results import markdown
 
 PAIRED = "lr_sensitivity_paired"
-IN = {"fp32": "FP32", "bf16": "bf16", "mx": "MX"}
+WORDS = {"fp32": "FP32", "bf16": "bf16", "mx": "MX"}
 GAINS = Question(
     "olmo_gains",
     "Do gains in MX, or vector operations in bf16, make MXFP8 diverge in a language model?",
     {
         "bf16": {PLAN: "bf16"},
         **{
-            f"MXFP8, gains in {IN[gain]}, operations in {IN[operations]}": {
+            f"MXFP8, gains in {WORDS[gain]}, operations in {WORDS[operations]}": {
                 PLAN: "mxfp8",
                 GAIN: gain,
                 OPERATIONS: operations,
             }
             for operations in ("fp32", "bf16")
-            for gain in IN
+            for gain in WORDS
         },
     },
     (),

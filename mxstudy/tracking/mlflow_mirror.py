@@ -142,7 +142,7 @@ class Mirror:
                     return tell_memberships(self.uri, self.folder)
                 self.start()
                 return self.finish(status.state, status.reason)
-        except RunLocked as error:
+        except (RunLocked, OSError) as error:  # it is still locked, or this user may not write there
             return str(error)
 
     def _is_complete(self) -> bool:

@@ -1,6 +1,7 @@
 """Write a checkpoint's tensors to their file one after another, without a copy of the whole file in memory.
 
-torch's own writer makes the file in memory first, which takes most of the time of a save and three times its memory.
+torch's own writer makes the file in memory first. That takes most of the time of a save, and three times the memory of
+the tensors.
 """
 
 from __future__ import annotations

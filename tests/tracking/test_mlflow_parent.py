@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mirrored import met_by_another
 from tracked import make_folder, training_row, write_rows
 
 from mxstudy import results
@@ -127,19 +126,8 @@ def test_the_same_sweep_again_in_another_order_adds_nothing(uri: str, tmp_path: 
 def test_processes_that_begin_a_sweep_at_once_make_one_parent(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders, found, both = (
-        [make(uri, tmp_path / "runs", digit) for digit in "ab"],
-        module.find_run,
-        threading.Barrier(2),
-    )
-
-    def slow(*asked: Any) -> Any:
-        run = found(*asked)
-        with suppress(threading.BrokenBarrierError):
-            both.wait(1.0)  # the other one, if it may ask now
-        return run
-
-    monkeypatch.setattr(module, "find_run", slow)
+    folders = [make(uri, tmp_path / "runs", digit) for digit in "ab"]
+    monkeypatch.setattr(module, "find_run", met_by_another(module.find_run))
     with ThreadPoolExecutor(2) as pool:
         parents = [*pool.map(lambda sweep: sweep.begin(), [sweep_of(uri, *folders) for _ in range(2)])]
     assert {run.info.run_id for run in connect(uri).search_runs(["1"])} == {*parents}

@@ -6,16 +6,14 @@ import logging
 import math
 import shutil
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import forked
 import pytest
-from mirrored import ARTIFACTS, losses, mirror, points, send, the_run, warnings
+from mirrored import ARTIFACTS, losses, met_by_another, mirror, points, send, the_run, warnings
 from tracked import training_row, write_rows
 
 from benchmarks.databases import make_writable
@@ -156,15 +154,7 @@ def test_two_processes_that_catch_up_at_once_leave_one_run(
 ) -> None:
     write_rows(folder, [training_row(step) for step in range(3)])
     folder.update(state="finished")
-    found, both = module.find_run, threading.Barrier(2)
-
-    def slow(*asked: Any) -> Any:
-        run = found(*asked)
-        with suppress(threading.BrokenBarrierError):
-            both.wait(1.0)  # the other one, if it may ask now
-        return run
-
-    monkeypatch.setattr(module, "find_run", slow)
+    monkeypatch.setattr(module, "find_run", met_by_another(module.find_run))
     with ThreadPoolExecutor(2) as pool:
         assert [*pool.map(lambda follower: follower.catch_up(), [mirror(uri, folder) for _ in range(2)])] == [None] * 2
     assert points(uri) == losses(folder)
@@ -179,6 +169,13 @@ def test_a_run_that_its_own_process_still_sends_is_left_to_it(uri: str, folder: 
         send(uri, folder)
     assert mirror(uri, folder).catch_up() is None
     assert points(uri) == losses(folder)
+
+
+def test_a_run_whose_folder_cannot_be_locked_is_left_with_a_line(uri: str, folder: RunFolder) -> None:
+    folder.update(state="finished")
+    (folder.path / "run.lock").unlink(missing_ok=True)
+    (folder.path / "run.lock").mkdir()
+    assert "run.lock" in (mirror(uri, folder).catch_up() or "")
 
 
 @pytest.mark.slow
