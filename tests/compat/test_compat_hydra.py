@@ -14,7 +14,10 @@ from hydra import compose as compose_hydra
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
 
 from mxstudy.cli import callers_hydra_aside
 from mxstudy.compat import hydra
@@ -143,3 +146,21 @@ def test_an_override_is_read_as_hydra_reads_it() -> None:
     assert parse(loader, "+a.b=[1,2]") == ("+a.b=[1,2]", "a.b", False, None)
     assert parse(loader, "~norm") == ("~norm", "norm", False, None)
     assert parse(loader, "hydra.verbose=true").changes is False
+
+
+@pytest.mark.integration
+def test_files_that_are_merged_in_one_call_give_hydras_config() -> None:
+    loader, master, (job,) = handed_over(QUICK)
+    loaders = (loader, ConfigLoaderImpl(loader.config_search_path))
+    ours, hydras = (OmegaConf.to_yaml(one.load_sweep_config(master, list(job))) for one in loaders)
+    assert ours == hydras
+
+
+def test_a_file_that_cannot_be_merged_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("defaults: [one, two, _self_]")
+    (tmp_path / "one.yaml").write_text("# @package _global_\na: {b: 1}\nc: 1")
+    (tmp_path / "two.yaml").write_text("# @package _global_\nc: 2\na: [1]\nb: ${missing}")
+    with callers_hydra_aside(), initialize_config_dir(str(tmp_path), version_base="1.3"):
+        loader = hydra.LoaderWithMemory(GlobalHydra.instance().config_loader().config_search_path)
+        with pytest.raises(ConfigCompositionException, match="In 'two': ConfigTypeError"):
+            loader.load_configuration("config", [], run_mode=RunMode.RUN)
