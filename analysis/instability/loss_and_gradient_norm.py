@@ -38,6 +38,10 @@ def draw(runs: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
     places = panels.reshape(lines, 2, abreast).transpose(0, 2, 1).reshape(-1, 2)
     for (top, bottom), (arm, own) in zip(places, arms, strict=False):
         top.set_title(heading(str(arm)), fontsize=7)
+        for axes in (top, bottom):
+            axes.set_xscale("log")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        bottom.set_yscale("log")
         for one in own.to_dict("records"):
             color = colour.to_rgba(ratio[one["fingerprint"]])
             draw_run((top, bottom), curves[one["fingerprint"]], color, one["state"] == "diverged")
@@ -61,9 +65,6 @@ def draw_run(panels: tuple[Axes, Axes], curve: pd.DataFrame, color: np.ndarray, 
         axes.plot(curve["tokens"], curve[column], color=color, linewidth=0.6)
         if lost:
             cross(axes, curve["tokens"], curve[column], color=color, markersize=4)
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    panels[1].set_yscale("log")
 
 
 @command
