@@ -162,7 +162,8 @@ def difference(runs: pd.DataFrame, baseline: pd.DataFrame, over: Sequence[str] =
     batches, and are averaged first in each setting. Then a data seed's settings that both have are averaged. Raises
     ValueError if two replicas of one setting have the same seeds.
     """
-    parts = [part.assign(diverged=(part["diverged"] > 0).astype(float)) for part in (runs, baseline)]
+    columns = [*SEEDS, *over, "label", "diverged"]
+    parts = [part[columns].assign(diverged=(part["diverged"] > 0).astype(float)) for part in (runs, baseline)]
     for part in parts:
         if part.duplicated([*SEEDS, *over]).any():
             names = "; ".join(part["label"].unique()[:4])
@@ -180,7 +181,7 @@ def of_units(
 ) -> FractionDifference:
     """Return the difference that has these units. `outcomes` are those of each of the `runs` of both arms."""
     low, high = Effect(units, outcomes=outcomes).interval(level)
-    is_mixed = results.mixed_code(pd.concat(runs)) is not None
+    is_mixed = results.mixed_code(*runs) is not None
     return FractionDifference(float(units.mean()), low, high, len(units), is_mixed)
 
 

@@ -69,9 +69,11 @@ def less(runs: pd.DataFrame, baseline: str) -> Callable[[pd.DataFrame], Interval
     The function returns None for the baseline itself, and if the baseline has no such replicas.
     """
 
+    theirs = dict(list(runs[runs["arm"] == baseline].groupby("teacher")))
+
     def of(own: pd.DataFrame) -> Interval | None:
-        theirs = runs[(runs["arm"] == baseline) & (runs["teacher"] == own["teacher"].iloc[0])]
-        return difference(own, theirs) if own["arm"].iloc[0] != baseline and len(theirs) else None
+        arm, teacher = own[["arm", "teacher"]].iloc[0]
+        return difference(own, theirs[teacher]) if arm != baseline and teacher in theirs else None
 
     return of
 
@@ -139,10 +141,11 @@ def forest(axes: Axes, rows: Mapping[str, Mapping[str, Interval | None]], zero: 
 def differences_table(runs: pd.DataFrame) -> str:
     """Return Markdown with one line per arm and teacher."""
     columns = ("arm", "teacher", *BASELINES)
-    cells = []
-    for (arm, teacher), own in runs.groupby(["arm", "teacher"], sort=False):
-        found = [less(runs, baseline)(own) for baseline in BASELINES.values()]
-        cells.append((arm, teacher, *(one or "-" for one in found)))
+    differences = [less(runs, baseline) for baseline in BASELINES.values()]
+    cells = [
+        (arm, teacher, *(of(own) or "-" for of in differences))
+        for (arm, teacher), own in runs.groupby(["arm", "teacher"], sort=False)
+    ]
     table = results.markdown(columns, cells, left=columns)
     return f"{table}\n\nDifference of the fractions (95 %), data seeds: verdict."
 

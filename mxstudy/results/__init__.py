@@ -154,17 +154,17 @@ def with_code(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(code=[code_at(*row) for row in rows])
 
 
-def mixed_code(runs: pd.DataFrame) -> str | None:
-    """Return a sentence that names the runs of a frame that different code made, or None if all have the same code.
+def mixed_code(*runs: pd.DataFrame) -> str | None:
+    """Return a sentence that names the runs of these frames that different code made, or None if all have the same.
 
     `runs`: rows of `load(paths, "runs")`, or of `load_code`. The code of a run is `code`, torch, Triton and the kind of
     GPU. The replicas of a stack, and a run that two tables have, count once; two runs of one fingerprint count each, if
     their commits or code differ. Different kinds of run are not compared. Runs of different code allow no verdict.
     """
-    if "code" not in runs:
-        return None
     identity = ("fingerprint", "commit", "code", *BESIDE, "study", "config.study")
-    once = runs[[column for column in identity if column in runs]].drop_duplicates()
+    once = pd.concat([part[[column for column in identity if column in part]] for part in runs]).drop_duplicates()
+    if "code" not in once:
+        return None
     return different_code(once.rename(columns={"config.study": "study"}).to_dict("records"))
 
 
