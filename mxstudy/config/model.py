@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Any, ClassVar, Literal
 
 from mxstudy.config.casts import BlockCast, Gemms
-from mxstudy.config.recipes import NAMED, PRECISIONS, look_up_recipe
+from mxstudy.config.recipes import NAMED, PRECISIONS, look_up_recipe, named_by_casts
 from mxstudy.reader import ConfigError, plain, require, require_at_most, schema
 
 MOST_FEATURES = 2**24
@@ -313,8 +313,7 @@ class Precision:
         name, and names of NAMED themselves are left out.
         """
         others = sorted({name for row in self.schedule for name in row.plan.values()} - NAMED)
-        named = sorted(NAMED, reverse=True) if others else ()
-        named_rows = {PRECISIONS[name].filled(self.settings): name for name in named}
+        named_rows = named_by_casts(self.settings) if others else {}
         canonical: dict[str, Any] = {}
         for name in others:
             try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
-from mxstudy.config.casts import OPERANDS, Cast, Gemms
+from mxstudy.config.casts import OPERANDS, BlockCast, Cast, Gemms
 from mxstudy.reader import ConfigError, suggest
 
 
@@ -97,3 +98,9 @@ def look_up_recipe(name: str, recipes: Mapping[str, Gemms]) -> Gemms:
     if name not in rows:
         raise ConfigError(f"{name!r} is not a choice; {suggest(name, rows)}")
     return rows[name]
+
+
+@functools.cache
+def named_by_casts(settings: BlockCast) -> Mapping[Gemms, str]:
+    """Return the names of NAMED by their casts, filled with the settings; the first name of equal ones."""
+    return {PRECISIONS[name].filled(settings): name for name in sorted(NAMED, reverse=True)}
