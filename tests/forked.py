@@ -29,8 +29,10 @@ def context() -> ForkServerContext:
 
 
 def leave_imports_alone() -> None:
-    """Keep the garbage collector away from imported modules.
+    """Keep the garbage collector away from imported modules, and let it look for garbage less often.
 
-    Looking through them copies their pages, which takes a quarter of a short run's time.
+    Looking through modules copies their pages, which takes a quarter of a short run's time. Looking after every 700 new
+    objects, as Python does by default, takes a twentieth of the time of a test that composes hundreds of configs.
     """
     gc.freeze()
+    gc.set_threshold(50_000)
