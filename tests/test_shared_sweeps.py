@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -26,6 +26,8 @@ from fingerprints import fingerprint_of, recorded
 from analysis.figures import FIGURES, Figure
 from analysis.recipe import fig05_reasoning
 from mxstudy import cli, results
+from mxstudy.compat import hydra
+from mxstudy.compat.hydra import Remembered
 from mxstudy.config import read_run
 from mxstudy.launch import inline, plan, sweep
 from mxstudy.launch.composed import Composed
@@ -138,6 +140,16 @@ def tiled(value: Any, replicas: int) -> Any:
     return [value[number % len(value)] for number in range(replicas)] if isinstance(value, list) else value
 
 
+class Kept(Remembered):
+    """Keeps every config file that was read for all later commands, because no file changes while the test runs."""
+
+    files: ClassVar[tuple[dict[str, bytes], dict[str, str]]] = ({}, {})
+
+    def __init__(self, repository: Any) -> None:
+        super().__init__(repository)
+        self.loaded, self.names = self.files
+
+
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copied]:
     templates: dict[str, list[RunFolder]] = {}
@@ -149,6 +161,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copied]:
             templates.setdefault(kind, []).extend(find_runs(folder / "runs"))
     copied = Copied(templates)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hydra, "Remembered", Kept)
         patch.setattr(unchanged, "stored", functools.cache(unchanged.stored.__wrapped__))  # of more runs than it keeps
         for module in (plan, inline, sweep, importlib.import_module("mxstudy.launch.worker")):
             patch.setattr(module, "study_of", lambda kind: copied)
