@@ -59,7 +59,7 @@ def test_before_the_runs_a_page_says_so_with_the_price(tables: Path) -> None:
     assert stated_lots.verdicts("recipe_23m").count("35 minutes of an H200 for the 65 runs of its sweep") == 1
     assert "\n- No effect in 5 of 5 rows: " in stated_lots.verdicts(PAIRED)
     assert {stated_lots.arms(RECIPE), stated_lots.by_rate(PAIRED), stated_lots.finished(PAIRED)} == {NOT_RUN}
-    assert stated_lots.rounded_down() == NOT_RUN
+    assert stated_lots.rounded_down(RECIPE) == NOT_RUN
 
 
 LOSSES = {  # minus that of bf16
@@ -103,7 +103,7 @@ def test_of_the_recipes_table_every_claim_is_decided_by_its_rule(tables: Path) -
     table = stated_lots.arms(RECIPE)
     assert table.count("\n") == 1 + len(RECIPE.arms)
     assert "| E5M2 weights | 5 of 5 | 3.2300 | +0.0300 |" in table
-    assert stated_lots.rounded_down() == "8 of 20"  # E4M3 all, weights and activations none, gradients by chance
+    assert stated_lots.rounded_down(RECIPE) == "8 of 20"  # E4M3 all, weights and activations none, gradients by chance
     rates = {one.claim.id: one.rates[0] for one in stated_lots.judged("recipe_23m") if one.rates}
     for claims in TOGETHER:
         assert [rates[one.id] for one in claims] == pytest.approx([0.05 / len(claims)] * len(claims))

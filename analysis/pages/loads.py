@@ -135,7 +135,8 @@ PROBED = "probe_overhead"  # the newest measurement
 MEASUREMENTS = {
     "probe_overhead_earlier": "an H200, nearly alone",
     "probe_overhead_h100": "an H100 of a busy host",
-    PROBED: "an H200, beside one other benchmark",
+    "probe_overhead_h200": "an H200, beside one other benchmark",
+    PROBED: "an H100, alone; steps that follow one another",
 }
 EVERY_100, EVERY_STEP, WATCH = "all but gradient_bias", "norm_output_rms", "spike watch, ring of features"
 
@@ -192,5 +193,8 @@ PROBES: Parts = {
     "all, earlier": partial(overhead, "probe_overhead_earlier", EVERY_100, ".3f"),
     "rms, earlier": partial(overhead, "probe_overhead_earlier", EVERY_STEP, ".1f"),
     "extra of all": lambda: f"{row(PROBED, probes=EVERY_100)['extra_ms']:.0f}",
+    "all, H200": partial(overhead, "probe_overhead_h200", EVERY_100, ".2f"),
+    "rms, H200": partial(overhead, "probe_overhead_h200", EVERY_STEP, ".1f"),
     "extra of all, earlier": lambda: f"{row('probe_overhead_earlier', probes=EVERY_100)['extra_ms']:.0f}",
+    "extra of all, H200": lambda: f"{row('probe_overhead_h200', probes=EVERY_100)['extra_ms']:.0f}",
 }

@@ -26,6 +26,13 @@ from analysis.units import PLAN, RATE, SEED, chosen, died, ended
 from mxstudy.results import markdown
 
 PAIRED = "lr_sensitivity_paired"
+DECIDED_AGAIN = {  # what differs, and its claim in the second form of recipe_23m
+    "scales in E4M3": "23m-ocp-worse-e4m3",
+    "scales with E5M2 gradients": "23m-ocp-worse-e5m2-grad",
+    "MXFP8": "mxfp8-is-bf16-small",
+    "E5M2 weights": "23m-e5m2-weights",
+    "E5M2 activations": "23m-e5m2-activations",
+}
 WORDS = {"fp32": "FP32", "bf16": "bf16", "mx": "MX"}
 GAINS = Question(
     "olmo_gains",
@@ -115,14 +122,21 @@ def arms(of: Question) -> str:
     return markdown(("arm", "finished", "mean loss", "minus bf16", "least .. most"), cells, left=["arm"])
 
 
-def rounded_down() -> str:
+def rounded_down(of: Question) -> str:
     """Return in how many pairs the run with scales rounded down ends above that with scales rounded up: '16 of 16'."""
-    runs = runs_of(RECIPE.sweep)
+    runs = runs_of(of.sweep)
     if runs is None:
         return NOT_RUN
-    loss = {name: runs[chosen(runs, arm)].set_index(SEED)[LOSS] for name, arm in RECIPE.arms.items()}
-    less = pd.concat([loss[f"{name}{FLOOR}"] - loss[name] for name in OPERANDS]).dropna()
+    loss = {name: runs[chosen(runs, arm)].set_index(SEED)[LOSS] for name, arm in of.arms.items()}
+    operands = [name for name in OPERANDS if f"{name}{FLOOR}" in of.arms]
+    less = pd.concat([loss[f"{name}{FLOOR}"] - loss[name] for name in operands]).dropna()
     return f"{(less > 0).sum()} of {len(less)}"
+
+
+def mean_difference(claim: str) -> str:
+    """Return the mean difference that decides this claim of recipe_23m, in nats a token: '+0.0059'."""
+    (one,) = [one for one in judged(RECIPE.sweep) if one.claim.id == claim]
+    return NOT_RUN if one.evidence is None else f"{one.evidence.found[0].units.mean():+.4f}"
 
 
 def by_rate(name: str) -> str:
@@ -152,8 +166,10 @@ def parts(name: str, *sweeps: str) -> Parts:
 RECIPE_23M: Parts = {
     **parts(RECIPE.sweep),
     "arms": partial(arms, RECIPE),
-    "rounded down": rounded_down,
+    "rounded down": partial(rounded_down, RECIPE),
     "arms again": partial(arms, RECIPE_AGAIN),
+    "rounded down again": partial(rounded_down, RECIPE_AGAIN),
+    **{f"by {words}": partial(mean_difference, f"recipe-{row}-again") for words, row in DECIDED_AGAIN.items()},
     "finished again": partial(finished, RECIPE_AGAIN.sweep),
 }
 OLMO_GAINS: Parts = {**parts(GAINS.sweep), "arms": partial(arms, GAINS)}
