@@ -22,6 +22,7 @@ from analysis.pages.language_models import LOSS, NORM, NORMS
 from analysis.pages.marks import Parts, power
 from analysis.recipe.arms_23m import FLOOR, OPERANDS, RECIPE, RECIPE_AGAIN
 from analysis.stated import Question
+from analysis.statistics import Effect
 from analysis.units import PLAN, RATE, SEED, chosen, died, ended
 from mxstudy.results import markdown
 
@@ -136,7 +137,8 @@ def rounded_down(of: Question) -> str:
 def mean_difference(claim: str) -> str:
     """Return the mean difference that decides this claim of recipe_23m, in nats a token: '+0.0059'."""
     (one,) = [one for one in judged(RECIPE.sweep) if one.claim.id == claim]
-    return NOT_RUN if one.evidence is None else f"{one.evidence.found[0].units.mean():+.4f}"
+    effects = [found for found in (one.evidence.found if one.evidence else ()) if isinstance(found, Effect)]
+    return f"{effects[0].units.mean():+.4f}" if effects else NOT_RUN
 
 
 def by_rate(name: str) -> str:
