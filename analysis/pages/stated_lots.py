@@ -6,6 +6,7 @@ Before the runs their tables are missing, and the parts say so.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache, partial
 
 import pandas as pd
@@ -16,7 +17,7 @@ from analysis.ledger.claim import NOT_RUN, Judged, judge
 from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.instability_language import GAIN, OPERATIONS
 from analysis.ledger.page import effect, verdict
-from analysis.ledger.rules import CONTRADICTED, REPRODUCED
+from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
 from analysis.ledger.tables import RESULTS, Tables
 from analysis.pages.language_models import LOSS, NORM, NORMS
 from analysis.pages.marks import Parts, power
@@ -134,11 +135,33 @@ def rounded_down(of: Question) -> str:
     return f"{(less > 0).sum()} of {len(less)}"
 
 
-def mean_difference(claim: str) -> str:
-    """Return the mean difference that decides this claim of recipe_23m, in nats a token: '+0.0059'."""
+def difference(claim: str) -> tuple[Judged, Effect | None]:
+    """Return a claim of recipe_23m with its verdict, and the difference that decides it; None if it was not run."""
     (one,) = [one for one in judged(RECIPE.sweep) if one.claim.id == claim]
     effects = [found for found in (one.evidence.found if one.evidence else ()) if isinstance(found, Effect)]
-    return f"{effects[0].units.mean():+.4f}" if effects else NOT_RUN
+    return one, effects[0] if effects else None
+
+
+def mean_difference(claim: str) -> str:
+    """Return the mean of the difference that decides a claim, in nats a token: '+0.0059'."""
+    _, found = difference(claim)
+    return NOT_RUN if found is None else f"{found.value:+.4f}"
+
+
+def at_most(claim: str) -> str:
+    """Return the upper end of the interval of two one-sided tests of a difference, in nats a token: '+0.0048'."""
+    one, found = difference(claim)
+    return NOT_RUN if found is None else f"{found.interval(1 - 2 * one.rates[0])[1]:+.4f}"
+
+
+def needed_units(claim: str) -> str:
+    """Return how many of a claim's units are such that the claim could not be told without that one: '10 of 11'."""
+    one, found = difference(claim)
+    if found is None:
+        return NOT_RUN
+    without = [replace(found, units=found.units.drop(unit)) for unit in found.units.index]
+    unclear = [one.claim.rule.verdict([less], one.claim.comparisons)[0] == UNCLEAR for less in without]
+    return f"{sum(unclear)} of {len(unclear)}"
 
 
 def by_rate(name: str) -> str:
@@ -172,6 +195,8 @@ RECIPE_23M: Parts = {
     "arms again": partial(arms, RECIPE_AGAIN),
     "rounded down again": partial(rounded_down, RECIPE_AGAIN),
     **{f"by {words}": partial(mean_difference, f"recipe-{row}-again") for words, row in DECIDED_AGAIN.items()},
+    "MXFP8 at most": partial(at_most, f"recipe-{DECIDED_AGAIN['MXFP8']}-again"),
+    "pairs that MXFP8 needs": partial(needed_units, f"recipe-{DECIDED_AGAIN['MXFP8']}-again"),
     "finished again": partial(finished, RECIPE_AGAIN.sweep),
 }
 OLMO_GAINS: Parts = {**parts(GAINS.sweep), "arms": partial(arms, GAINS)}

@@ -47,12 +47,14 @@ def apply_precision(
     seeds: Sequence[int] = (0,),
     compiled: bool = False,
     evaluates: bool = False,
+    sequence_length: int | None = None,
 ) -> dict[str, str]:
     """Set every linear's casts, and every block's backend, to those of the schedule's row at `step`.
 
     Returns {module name: recipe}. `device`, `compiled`: where the model will run, and whether it will be compiled.
     `seeds`: the seeds of random roundings and signs, one per replica of a stack. `evaluates`: set the model up for
-    evaluation instead of training, see `for_evaluation`. Raises ConfigError for a pattern that matches nothing, an
+    evaluation instead of training, see `for_evaluation`. `sequence_length`: the tokens that a training step has a
+    multiple of, if that is known; see `without_idle_padding`. Raises ConfigError for a pattern that matches nothing, an
     unknown recipe, a size that blocks do not divide, a setting that no operand takes, or a backend that cannot run.
     """
     plan = [row for row in precision.schedule if row.from_step <= step][-1].plan
@@ -68,7 +70,8 @@ def apply_precision(
             gemms = filled(rows[name])
         except ConfigError as error:
             raise ConfigError(f"precision.schedule: plan for {name}: {error}") from None
-        linear.gemms = for_evaluation(gemms) if evaluates else gemms
+        gemms = for_evaluation(gemms) if evaluates else gemms
+        linear.gemms = without_idle_padding(gemms, linear, sequence_length) if sequence_length else gemms
         check_precision(name, linear, Origin(precision, rows[name]), compute)
     check_settings(precision, norm_settings(model))
     apply_vector_settings(model, precision, compute)
@@ -123,6 +126,21 @@ def for_evaluation(gemms: Gemms) -> Gemms:
     if transform is not None and transform.signs in ("step", "call"):
         gemms = replace(gemms, forward_transform=replace(transform, signs="seed"))
     return gemms
+
+
+def without_idle_padding(gemms: Gemms, linear: MXLinear, tokens: int) -> Gemms:
+    """Return the (filled) recipe without padding in the operands whose blocks are complete anyway.
+
+    Their values are the same, and most kernels need complete blocks. `tokens`: what the number of rows of the linear's
+    input is a multiple of. Returns the same object if nothing changes.
+    """
+    sizes = {"in": linear.in_features, "out": linear.out_features, "tokens": tokens}
+    complete = {
+        name: replace(cast, pad=False)
+        for name, cast in gemms.casts()
+        if cast.pad and not any(sizes[axis] % (cast.block_size or 1) for axis in axes_of_blocks(name, cast))
+    }
+    return replace(gemms, **complete) if complete else gemms  # type: ignore[arg-type]
 
 
 def check_starts(precision: config.Precision, steps: int) -> None:
@@ -247,6 +265,11 @@ AXES = {
 }
 
 
+def axes_of_blocks(operand: str, cast: Cast) -> tuple[str, ...]:
+    """Return the axes along which the operand's blocks lie: in, out or tokens."""
+    return AXES[operand] if cast.two_dimensional else AXES[operand][:1]
+
+
 class Divisor(NamedTuple):
     """A size that must divide an axis (in, out, tokens); `field`: the operand or transform, and its field.
 
@@ -271,9 +294,9 @@ def divisors(gemms: Gemms, with_padded: bool = False) -> list[Divisor]:
     needed = []
     for operand, cast in gemms.casts():
         if cast.scale != "none" and (with_padded or not cast.pad):
-            axes = AXES[operand] if cast.two_dimensional else AXES[operand][:1]
-            may_pad = cast.format != "NVFP4"
-            needed += [Divisor((operand, "block_size"), axis, cast.block_size or 1, may_pad) for axis in axes]
+            may_pad, size = cast.format != "NVFP4", cast.block_size or 1
+            axes = axes_of_blocks(operand, cast)
+            needed += [Divisor((operand, "block_size"), axis, size, may_pad) for axis in axes]
     for axis, name in zip(("in", "out", "tokens"), TRANSFORMS, strict=True):
         transform: Hadamard | None = getattr(gemms, name)
         if transform is not None:

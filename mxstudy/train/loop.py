@@ -117,8 +117,17 @@ class TrainingRun:
 
 def set_precision(model: Decoder, config: config.Pretrain, step: int, device: torch.device) -> Row:
     """Set casts and backends to those of this step. Return the journal's row: {linear: recipe}, {block: backend}."""
-    where = config.train.compute, device
-    rows = apply_precision(model, config.precision, step, *where, (config.seed,), config.train.compile)
+    train = config.train
+    rows = apply_precision(
+        model,
+        config.precision,
+        step,
+        train.compute,
+        device,
+        (config.seed,),
+        compiled=train.compile,
+        sequence_length=train.sequence_length,
+    )
     recompute_mlps(model, config.train.recompute_mlp)
     return {"precision": rows, "backends": backends_of(model)}
 

@@ -120,6 +120,19 @@ def test_fp8_blockwise(norm, length):
     assert_same(decoder(norm=NORMS[norm], **ROWS["fp8_blockwise"]), of=tokens(length=length))
 
 
+@pytest.mark.integration
+@each("norm", ["rmsnorm", "mxnorm p2"])
+def test_blocks_that_need_no_padding_are_fused_with_the_bits_of_padded_ones(norm):
+    formats = precision(pad_blocks=True)
+    model = decoder(norm=NORMS[norm], formats=formats)
+    assert model.layers[0].backend.why == "fused kernels do not support forward_x.pad=true, only false"
+    padded = run(model, tokens())
+    apply_precision(model, formats, 0, "bf16", CPU, sequence_length=32)
+    assert all(block.fused is not None for block in model.layers)
+    for name, values in run(model, tokens()).items():
+        assert torch.equal(values, padded[name]), name
+
+
 def test_blocks_that_do_not_divide_a_block_of_the_model_are_said():
     model = decoder(formats=of_file("fp8_blockwise"))
     assert model.layers[0].backend == Backend("reference", "blocks of 128 do not divide keys, 32")

@@ -136,7 +136,13 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> Bac
     for row in config.precision.schedule:
         with naming_a_size():
             apply_precision(
-                model, config.precision, row.from_step, config.train.compute, device, compiled=config.train.compile
+                model,
+                config.precision,
+                row.from_step,
+                config.train.compute,
+                device,
+                compiled=config.train.compile,
+                sequence_length=config.train.sequence_length,
             )
         recompute_mlps(model, config.train.recompute_mlp)
         if config.train.all_gather == "mx":
