@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,12 +69,13 @@ class Sweep:
     def begin(self) -> str:
         """Set the parent run to running, with a link to its charts, and return its id. Raises what MLflow raises."""
         client = connect(self.uri)
-        parent = self._parent(client)
-        parent_id = str(parent.info.run_id)
-        if NOTE not in parent.data.tags:
-            client.set_tag(parent_id, NOTE, self._link_to_charts(client, parent, []))
-        client.set_tag(parent_id, "status", "running")
-        client.update_run(parent_id, status="RUNNING")
+        with self._alone():
+            parent = self._parent(client)
+            parent_id = str(parent.info.run_id)
+            if NOTE not in parent.data.tags:
+                client.set_tag(parent_id, NOTE, self._link_to_charts(client, parent, []))
+            client.set_tag(parent_id, "status", "running")
+            client.update_run(parent_id, status="RUNNING")
         return parent_id
 
     def end(self, state: str, summary: Summary) -> None:
@@ -82,7 +84,8 @@ class Sweep:
         `state`: the state of a run; "running" leaves the parent open, because another process has some of the jobs.
         """
         client = connect(self.uri)
-        parent = self._parent(client)
+        with self._alone():
+            parent = self._parent(client)
         parent_id = str(parent.info.run_id)
         sent = {key: run_id_of(folder, self.uri) for key, folder in self._begun().items()}
         elsewhere = adopt(client, parent_id, {run_id: self.arms[key] for key, run_id in sent.items() if run_id})
@@ -90,25 +93,33 @@ class Sweep:
         for path in summary.figures:
             client.log_artifact(parent_id, str(path))
         note = [self._link_to_charts(client, parent, elsewhere), summary.markdown, *links_to_runs(elsewhere)]
-        client.set_tag(parent_id, NOTE, "\n\n".join(note)[:TEXT_LENGTH])
-        if summary.result:
-            client.set_tag(parent_id, RESULT, summary.result[:TEXT_LENGTH])
-        client.set_tag(parent_id, "status", state)
+        with self._alone():
+            client.set_tag(parent_id, NOTE, "\n\n".join(note)[:TEXT_LENGTH])
+            if summary.result:
+                client.set_tag(parent_id, RESULT, summary.result[:TEXT_LENGTH])
+            client.set_tag(parent_id, "status", state)
         if state in STATES:
             journals = [folder.journal_path for folder in self._begun().values()]
             written_s = [path.stat().st_mtime for path in journals if path.exists()]
             client.set_terminated(parent_id, STATES[state], end_time=int(1000 * max(written_s, default=time.time())))
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let only one process at a time create a parent or set its tags: processes that share a sweep start together.
+
+        MLflow looks for a run, or for a tag, before it inserts one. Two processes would insert two runs, and the second
+        tag would be an error.
+        """
+        runs_dir = next(iter(self.folders.values())).path.parents[1]
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        with waiting_lock(runs_dir / ".parents.lock"):
+            yield
+
     def _parent(self, client: Any) -> Any:
         """Find or create the parent run and return it."""
         experiment_id = get_experiment(client, self.experiment, self.tags["study"])
         mine = {"sweep_fingerprint": self.fingerprint}
-        if found := find_run(client, experiment_id, mine):
-            return found
-        runs_dir = next(iter(self.folders.values())).path.parents[1]
-        runs_dir.mkdir(parents=True, exist_ok=True)
-        with waiting_lock(runs_dir / ".parents.lock"):  # processes that share a sweep start at the same time
-            return find_run(client, experiment_id, mine) or self._create(client, experiment_id, mine)
+        return find_run(client, experiment_id, mine) or self._create(client, experiment_id, mine)
 
     def _create(self, client: Any, experiment_id: str, mine: dict[str, str]) -> Any:
         """Create the parent run, which starts with the oldest of its jobs' runs, and return it."""
