@@ -130,6 +130,12 @@ def test_other_seeds_decide_rows_of_their_own_and_an_arm_without_runs_is_said(ta
     }
     assert f"| {BLOCKWISE} | not run |" in stated_lots.arms(RECIPE_AGAIN)
     assert "| E5M2 weights | 12 of 12 |" in stated_lots.arms(RECIPE_AGAIN)
+    worse, alike = "recipe-23m-ocp-worse-e4m3-again", "recipe-mxfp8-is-bf16-small-again"
+    assert float(stated_lots.mean_difference(worse)) == pytest.approx(0.02 - 0.001, abs=5e-4)
+    assert 0 < float(stated_lots.at_most(alike)) < 0.005
+    assert {stated_lots.needed_units(worse), stated_lots.needed_units(alike)} == {"0 of 12"}
+    without_runs = "recipe-23m-fp8-blockwise-again"
+    assert {of(without_runs) for of in (stated_lots.mean_difference, stated_lots.at_most)} == {NOT_RUN}
 
 
 FIRST_FORM = "optimizer.lr=1.220703125e-04,4.8828125e-04,1.953125e-03,7.8125e-03,3.125e-02,1.25e-01"

@@ -29,11 +29,11 @@ from mxstudy.results import markdown
 
 PAIRED = "lr_sensitivity_paired"
 DECIDED_AGAIN = {  # what differs, and its claim in the second form of recipe_23m
-    "scales in E4M3": "23m-ocp-worse-e4m3",
-    "scales with E5M2 gradients": "23m-ocp-worse-e5m2-grad",
-    "MXFP8": "mxfp8-is-bf16-small",
-    "E5M2 weights": "23m-e5m2-weights",
-    "E5M2 activations": "23m-e5m2-activations",
+    "scales in E4M3": "recipe-23m-ocp-worse-e4m3-again",
+    "scales with E5M2 gradients": "recipe-23m-ocp-worse-e5m2-grad-again",
+    "MXFP8": "recipe-mxfp8-is-bf16-small-again",
+    "E5M2 weights": "recipe-23m-e5m2-weights-again",
+    "E5M2 activations": "recipe-23m-e5m2-activations-again",
 }
 WORDS = {"fp32": "FP32", "bf16": "bf16", "mx": "MX"}
 GAINS = Question(
@@ -155,7 +155,7 @@ def at_most(claim: str) -> str:
 
 
 def needed_units(claim: str) -> str:
-    """Return how many of a claim's units are such that the claim could not be told without that one: '10 of 11'."""
+    """Return for how many of a claim's units the verdict is "cannot tell" if that unit is left out: '10 of 11'."""
     one, found = difference(claim)
     if found is None:
         return NOT_RUN
@@ -194,9 +194,9 @@ RECIPE_23M: Parts = {
     "rounded down": partial(rounded_down, RECIPE),
     "arms again": partial(arms, RECIPE_AGAIN),
     "rounded down again": partial(rounded_down, RECIPE_AGAIN),
-    **{f"by {words}": partial(mean_difference, f"recipe-{row}-again") for words, row in DECIDED_AGAIN.items()},
-    "MXFP8 at most": partial(at_most, f"recipe-{DECIDED_AGAIN['MXFP8']}-again"),
-    "pairs that MXFP8 needs": partial(needed_units, f"recipe-{DECIDED_AGAIN['MXFP8']}-again"),
+    **{f"by {words}": partial(mean_difference, claim) for words, claim in DECIDED_AGAIN.items()},
+    "MXFP8 at most": partial(at_most, DECIDED_AGAIN["MXFP8"]),
+    "pairs that MXFP8 needs": partial(needed_units, DECIDED_AGAIN["MXFP8"]),
     "finished again": partial(finished, RECIPE_AGAIN.sweep),
 }
 OLMO_GAINS: Parts = {**parts(GAINS.sweep), "arms": partial(arms, GAINS)}

@@ -53,8 +53,8 @@ def apply_precision(
 
     Returns {module name: recipe}. `device`, `compiled`: where the model will run, and whether it will be compiled.
     `seeds`: the seeds of random roundings and signs, one per replica of a stack. `evaluates`: set the model up for
-    evaluation instead of training, see `for_evaluation`. `sequence_length`: the tokens that a training step has a
-    multiple of, if that is known; see `without_idle_padding`. Raises ConfigError for a pattern that matches nothing, an
+    evaluation instead of training, see `for_evaluation`. `sequence_length`: of a training, whose micro-batches are
+    whole sequences; if given, `without_idle_padding` applies. Raises ConfigError for a pattern that matches nothing, an
     unknown recipe, a size that blocks do not divide, a setting that no operand takes, or a backend that cannot run.
     """
     plan = [row for row in precision.schedule if row.from_step <= step][-1].plan
@@ -131,15 +131,17 @@ def for_evaluation(gemms: Gemms) -> Gemms:
 def without_idle_padding(gemms: Gemms, linear: MXLinear, tokens: int) -> Gemms:
     """Return the (filled) recipe without padding in the operands whose blocks are complete anyway.
 
-    Their values are the same, and most kernels need complete blocks. `tokens`: what the number of rows of the linear's
-    input is a multiple of. Returns the same object if nothing changes.
+    Their values are the same, and most kernels need complete blocks. `tokens`: a divisor of the number of tokens of
+    every micro-batch. A forward operand with blocks along the tokens stays padded, because an evaluation during the
+    training has any number of tokens. Returns the same object if nothing changes.
     """
-    sizes = {"in": linear.in_features, "out": linear.out_features, "tokens": tokens}
-    complete = {
-        name: replace(cast, pad=False)
-        for name, cast in gemms.casts()
-        if cast.pad and not any(sizes[axis] % (cast.block_size or 1) for axis in axes_of_blocks(name, cast))
-    }
+
+    def is_complete(name: str, cast: Cast) -> bool:
+        in_evaluations = name.startswith("forward")
+        sizes = {"in": linear.in_features, "out": linear.out_features, "tokens": 1 if in_evaluations else tokens}
+        return not any(sizes[axis] % (cast.block_size or 1) for axis in axes_of_blocks(name, cast))
+
+    complete = {name: replace(cast, pad=False) for name, cast in gemms.casts() if cast.pad and is_complete(name, cast)}
     return replace(gemms, **complete) if complete else gemms  # type: ignore[arg-type]
 
 

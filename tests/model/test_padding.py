@@ -1,21 +1,31 @@
 """Operands whose blocks are complete anyway are not padded, so that kernels can make them."""
 
+from dataclasses import replace
+
 import torch
 
 from mxstudy import config
-from mxstudy.config import PRECISIONS, BlockCast
+from mxstudy.config import PRECISIONS, BlockCast, Cast
 from mxstudy.model import Decoder
-from mxstudy.model.precision import apply_precision
+from mxstudy.model.precision import apply_precision, evaluated
 
 MODEL = config.Decoder(hidden_size=64, ffn_size=96, num_layers=1, num_heads=4, num_kv_heads=2, vocab_size=50)
 
 
+def applied(block_size, sequence_length, **recipe):
+    """Return a decoder in MXFP8 with padding. `recipe`: casts in place of MXFP8's."""
+    decoder = Decoder(MODEL, config.RMSNorm(), BlockCast(), torch.bfloat16)
+    decoder.init_weights(0)
+    rows = (config.PrecisionRow(plan={"layers.*": "own"}),)
+    own = {"own": replace(PRECISIONS["mxfp8"], **recipe)}
+    precision = config.Precision(schedule=rows, block_size=block_size, pad_blocks=True, recipes=own)
+    apply_precision(decoder, precision, 0, "bf16", torch.device("cpu"), sequence_length=sequence_length)
+    return decoder
+
+
 def padded(block_size, sequence_length):
     """Return the padded operands of a linear of 64 inputs and 64 outputs, and those of one of 96 inputs."""
-    decoder = Decoder(MODEL, config.RMSNorm(), BlockCast(), torch.bfloat16)
-    rows = (config.PrecisionRow(plan={"layers.*": "mxfp8"}),)
-    precision = config.Precision(schedule=rows, block_size=block_size, pad_blocks=True)
-    apply_precision(decoder, precision, 0, "bf16", torch.device("cpu"), sequence_length=sequence_length)
+    decoder = applied(block_size, sequence_length)
     linears = decoder.layers[0].attention.wo, decoder.layers[0].feed_forward.w2
     return [{name for name, cast in linear.gemms.casts() if cast.pad} for linear in linears]
 
@@ -29,3 +39,12 @@ def test_operands_whose_blocks_are_complete_anyway_are_not_padded():
 def test_padding_stays_where_the_length_of_a_sequence_is_not_known():
     every = {name for name, _ in PRECISIONS["mxfp8"].casts()}
     assert padded(32, None) == [every, every]
+
+
+@torch.no_grad()
+def test_a_forward_with_blocks_along_the_tokens_takes_any_number_of_tokens_in_an_evaluation():
+    square = Cast(format="E4M3", two_dimensional=True)
+    for recipe in ({}, {"forward_x": square}, {"wgrad_x": square}):
+        decoder = applied(32, 64, **recipe)
+        with evaluated(decoder):
+            assert decoder(torch.arange(5)[None]).isfinite().all()
