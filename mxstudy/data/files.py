@@ -74,8 +74,12 @@ def decompressed(file: BinaryIO, where: str) -> Iterable[bytes]:
 
 
 def read_parquet(file: BinaryIO, where: str, text_field: str, skip: int) -> Iterator[str]:
-    """Yield the text of each row from row `skip` on; row groups that lie before it are not read."""
-    table = parquet.ParquetFile(file)
+    """Yield the text of each row from row `skip` on; row groups that lie before it are not read.
+
+    No thread of Arrow may touch `file`: where it is a Python object, as files on the hub are, a thread that releases it
+    while the interpreter shuts down aborts the process.
+    """
+    table = parquet.ParquetFile(file, pre_buffer=False)
     require_column(table.schema_arrow.names, text_field, where)
     number = 0
     for group in range(table.num_row_groups):
@@ -83,7 +87,7 @@ def read_parquet(file: BinaryIO, where: str, text_field: str, skip: int) -> Iter
         if number + rows <= skip:
             number += rows
             continue
-        batches = table.iter_batches(ROWS_AT_ONCE, [group], [text_field])
+        batches = table.iter_batches(ROWS_AT_ONCE, [group], [text_field], use_threads=False)
         for text in itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches):
             number += 1
             if number > skip:

@@ -1,7 +1,9 @@
 """Mirrors of the hub's data sets give the right files in the right order, from any place on, or are refused."""
 
 import hashlib
+import io
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from mxstudy import config
 from mxstudy.data import build_shards as build
 from mxstudy.data import corpus
 from mxstudy.data.corpus import SourceLocation
+from mxstudy.data.files import read_parquet
 from mxstudy.data.shards import locate, prepare
 from mxstudy.reader import ConfigError
 
@@ -93,6 +96,25 @@ def test_what_a_mirror_does_not_hold_is_refused(tmp_path, name, fields, message)
 def test_an_empty_mirror_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.mirror: cannot load .* in that folder: .*doesn't contain any data"):
         corpus.check(choice("slimpajama", mirror=str(tmp_path)))
+
+
+def test_no_thread_of_arrow_touches_a_file_of_parquet(tmp_path):
+    """A thread of Arrow that still holds a Python file while the interpreter shuts down aborts the process."""
+    touched = set()
+
+    class Watched(io.BytesIO):
+        def read(self, *size):
+            touched.add(threading.get_ident())
+            return super().read(*size)
+
+        def __del__(self):
+            touched.add(threading.get_ident())
+
+    starcoder(tmp_path)
+    content = (tmp_path / "python" / "train-00000-of-00002.parquet").read_bytes()
+    for _ in range(100):
+        assert list(read_parquet(Watched(content), "a file", "content", 0)) == EXPECTED["starcoder"][:5]
+    assert touched == {threading.get_ident()}
 
 
 def test_a_torn_file_is_refused_with_its_name(tmp_path):
