@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, library
@@ -147,7 +147,7 @@ def launch_cuda(
     tile: Tile | None = None,
 ) -> Tensors:
     """Launch the kernel. `tile`: another tile than usual, with whole blocks; it may change the last bits of rms."""
-    from mxstudy.kernels.device import norm_cast as device
+    from mxstudy.kernels.device.norm_cast import norm_cast_both_kernel
 
     x, known, of_casts = x.contiguous(), unpack(Normed, norm), constants(casts)
     results = empty_results(x, branch is not None, known.centers, casts)
@@ -155,10 +155,8 @@ def launch_cuda(
     rows, columns = x.shape[-2:]
     replicas, block_size = x.numel() // (rows * columns), of_casts.block
     tile = tile or (row_tile(columns) if unpack(Casts, casts).column == UNREAD else norm_tile(columns, block_size))
-    of_exact = device.CENTERED if known.centers else device.EXACT
-    gather, merge, finish = of_exact if known.p is None else device.BLOCK_MAXIMA
     launch(
-        device.norm_cast_both_kernel,
+        norm_cast_both_kernel,
         (-(-rows // tile.rows), replicas),
         (
             x,
@@ -174,15 +172,22 @@ def launch_cuda(
             0 if gain is None or gain.numel() == columns else columns,
         ),
         tile.warps,
-        GATHER=gather,
-        MERGE=merge,
-        FINISH=finish,
-        NORM=norm_constants(known, block_size, known.round_output),
         COLUMNS=columns,
         TILE=tile,
         CAST=of_casts,
+        **constants_of_norm(known, block_size, known.round_output),
     )
     return results
+
+
+def constants_of_norm(norm: RowNorm, block_size: int, round_output: bool = False) -> dict[str, Any]:
+    """Return the norm and its three functions as a kernel's constants."""
+    from mxstudy.kernels.device.norm_cast import BLOCK_MAXIMA, CENTERED, EXACT
+
+    of_exact = CENTERED if norm.centers else EXACT
+    gather, merge, finish = of_exact if norm.p is None else BLOCK_MAXIMA
+    known = norm_constants(norm, block_size, round_output)
+    return {"GATHER": gather, "MERGE": merge, "FINISH": finish, "NORM": known}
 
 
 def norm_constants(norm: RowNorm, block_size: int, round_output: bool = False) -> NormConstants:

@@ -11,7 +11,7 @@ anything else is a reason not to use it. `auto` chooses, for each block, the fas
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -115,11 +115,16 @@ def use_grouped(module: nn.Module, on: bool, target: Target) -> None:
 
     Casts along the token axis are slow as a compiler makes them.
     """
-    has_kernels = on and target.device.type == "cuda" and target.compute == torch.bfloat16
-    for linear in linears_in(module):
-        linear.casts_by_kernel = has_kernels and PLAIN.why_not(linear.gemms) is None
+    cast_by_kernels(linears_in(module), on, target)
     for mixture in mixtures_of(module).values():
         mixture.is_grouped = on
+
+
+def cast_by_kernels(linears: Iterable[MXLinear], on: bool, target: Target) -> None:
+    """Let kernels make the operands of linears that run module by module on a GPU in bf16, if all casts are plain."""
+    has_kernels = on and target.device.type == "cuda" and target.compute == torch.bfloat16
+    for linear in linears:
+        linear.casts_by_kernel = has_kernels and not linear.native and PLAIN.why_not(linear.gemms) is None
 
 
 def left_of(module: nn.Module, backend: str) -> str | None:

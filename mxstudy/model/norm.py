@@ -92,7 +92,7 @@ class Norm(nn.Module):
     def normalize(self, x: Tensor, rms: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return the normalised x, before gain and bias: float32. `rms`: that of the centered x, if known."""
         centered = center(x, row_mean(x) if self.centers else None)
-        return normalize(centered, (rms or self.rms)(centered))
+        return normalize(centered, (self.rms if rms is None else rms)(centered))
 
     def parameters_as(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the gain (ones if there is none) and the bias (or None): in x's dtype, or float32 by `rounding`."""

@@ -214,7 +214,8 @@ class Linear:
         x exists long before.
         """
         x, cast = self.rotated(x, name.partition("_")[0], axis), getattr(self.gemms, name)
-        if self.kernel is not None and cast is not None and dtype == torch.bfloat16:
+        is_cast = cast is not None and not isinstance(x, GatheredWeight)
+        if self.kernel is not None and is_cast and dtype == torch.bfloat16:
             return Operand(to_dtype(self.kernel(x, cast, axis, after), gemm_dtype(x, dtype)))
         return operand(x, cast, axis, dtype, self.draws(name), self.bound(name, bounds), self.decode)
 

@@ -2,23 +2,30 @@
 
 Outputs are recomputed from the norm's input, which is kept for the backward anyway, so the model's graph is the same
 with and without probes, eager or compiled. An output is measured as the GEMM's operand: normalised, quantised if the
-plan quantises it, without the gain.
+plan quantises it, without the gain. On a GPU this is a kernel that reads the input once, or, for a norm or a cast that
+it does not compute, the same in PyTorch, compiled.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mxstudy import config
+from mxstudy.blocks.plans import PLAIN, settings_of
+from mxstudy.config.casts import BlockCast
 from mxstudy.distributed import mean_over_ranks, sum_over_ranks
 from mxstudy.host_copies import to_host
+from mxstudy.kernels import RowNorm
+from mxstudy.kernels.norm_outputs import Bins, norm_bins, norm_mean_squares
+from mxstudy.kernels.operators import BLOCK_SIZES
 from mxstudy.model.linear import NormLinear
-from mxstudy.model.norm import Norm
+from mxstudy.model.norm import Norm, Output, kernel_norm, why_no_kernel_norm
 from mxstudy.numerics.norm_linear import center, row_mean
 from mxstudy.probes.base import Later, StepView, Values
 from mxstudy.probes.histogram_bins import BINS_PER_OCTAVE, FINITE_EDGES, SMALLEST_EXPONENT
@@ -28,6 +35,7 @@ MANTISSA_BITS, MANTISSA, MAGNITUDE, BIAS = 23, 0x7FFFFF, 0x7FFFFFFF, 127  # of f
 BIN_MANTISSAS = [
     int(np.float32(2 ** (k / BINS_PER_OCTAVE)).view(np.int32)) & MANTISSA for k in range(1, BINS_PER_OCTAVE)
 ]
+BINS = Bins(SMALLEST_EXPONENT, BINS_PER_OCTAVE, FINITE_EDGES, tuple(BIN_MANTISSAS))
 
 Watched = Callable[[nn.Module, Tensor], Tensor]
 
@@ -99,6 +107,40 @@ def fused(function: Watched, module: nn.Module, x: Tensor) -> Tensor:
     return (compiled(function) if x.is_cuda else function)(module, x)
 
 
+KernelNorm = tuple[RowNorm, str | None, BlockCast]
+
+
+def kernel_norm_of(module: nn.Module) -> KernelNorm | None:
+    """Return the norm, format and cast of the module's output as kernels take them, or None if they do not compute it.
+
+    The output of a norm that does not fold its gain is not cast.
+    """
+    norm, fmt, settings = norm_of(module), None, BlockCast()
+    if isinstance(module, NormLinear) and norm.fold_gain and module.gemms.forward_x is not None:
+        cast = module.gemms.forward_x
+        if module.gemms.forward_transform is not None or any(PLAIN.lacked_in(cast)):
+            return None
+        fmt, settings = cast.format, settings_of(cast)
+    elif norm.estimates:
+        settings = BlockCast(getattr(norm, "block_size", settings.block_size))
+    has_kernel = settings.block_size in BLOCK_SIZES and not why_no_kernel_norm(
+        norm, settings.block_size, get_args(Output)
+    )
+    return (kernel_norm(norm), fmt, settings) if has_kernel else None
+
+
+def mean_squares_of(module: nn.Module, x: Tensor) -> Tensor:
+    """Return `mean_squares`, by a kernel where there is one."""
+    known = kernel_norm_of(module) if x.is_cuda else None
+    return fused(mean_squares, module, x) if known is None else norm_mean_squares(x, *known)
+
+
+def counts_of(module: nn.Module, x: Tensor) -> Tensor:
+    """Return `input_and_output_counts`, by a kernel where there is one."""
+    known = kernel_norm_of(module) if x.is_cuda else None
+    return fused(input_and_output_counts, module, x) if known is None else norm_bins(x, *known, BINS)
+
+
 class NormOutputRMS:
     """RMS over tokens and features of each norm's output, beside that of the exact RMSNorm (MXNorm paper, figure 6)."""
 
@@ -110,7 +152,7 @@ class NormOutputRMS:
 
     @torch.no_grad()
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        self.mean_squares.setdefault(name, []).append(fused(mean_squares, module, x))
+        self.mean_squares.setdefault(name, []).append(mean_squares_of(module, x))
 
     def measure(self, view: StepView) -> Later:
         squares = mean_over_ranks(torch.stack([torch.stack(parts).mean(0) for parts in self.mean_squares.values()]))
@@ -132,7 +174,7 @@ class ActivationHistograms:
 
     @torch.no_grad()
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        self.counts[name] = self.counts.get(name, 0) + fused(input_and_output_counts, module, x)
+        self.counts[name] = self.counts.get(name, 0) + counts_of(module, x)
         self.bounds[f"{name}/bound"] = module.bounds.plain if isinstance(module, NormLinear) else norm_of(module).bound
 
     def measure(self, view: StepView) -> Values:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mxstudy import config
+from mxstudy.blocks.plans import PLAIN, settings_of
 from mxstudy.config.casts import Cast
+from mxstudy.kernels.cast_counts import CastCounts, cast_counts, qualities
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import Sources
 from mxstudy.numerics.cast import pre_rounded
@@ -61,7 +64,7 @@ class Saturation:
     def __init__(self, settings: config.Saturation) -> None:
         self.every_steps = settings.every_steps
 
-    def watch(self, name: str, module: torch.nn.Module, x: Tensor) -> None:
+    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
         """Do nothing: `measure` runs its own pass."""
 
     @torch.no_grad()
@@ -69,23 +72,49 @@ class Saturation:
         assert isinstance(view.model, Decoder)
         captured = capture_linears(view.model, whole_blocks(view.model, view.first_sequence()), view.tokens)
         measured: dict[str, Tensor] = {}
+        counted: dict[str, CastCounts] = {}
         values: Values = {}
         for name, capture in captured.items():
-            for operand, quantized, x in quantized_operands(capture.sources(), capture.dh_TO):
-                key, cast = f"{name}/{operand}", getattr(capture.linear.gemms, operand)
-                quantities = quality(quantized, x, cast) | scale_exponents(quantized)
-                measured |= {f"{key}/{quantity}": value for quantity, value in quantities.items()}
-                gaussian = gaussian_quality(cast)
+            for operand, source in operand_sources(capture.sources(), capture.dh_TO):
+                key = f"{name}/{operand}"
+                if has_kernel(source):
+                    counted[key] = cast_counts(source.x, source.cast.format, source.axis, settings_of(source.cast))
+                else:
+                    quantized = source.quantized()
+                    quantities = quality(quantized, source.x, source.cast) | scale_exponents(quantized)
+                    measured |= {f"{key}/{quantity}": value for quantity, value in quantities.items()}
+                gaussian = gaussian_quality(source.cast)
                 values |= {f"{key}/{quantity}_gaussian": value for quantity, value in gaussian.items()}
         if measured:
             values |= dict(zip(measured, torch.stack(list(measured.values())).tolist(), strict=True))
+        for key, found in zip(counted, qualities(list(counted.values())), strict=True):
+            values |= {f"{key}/{quantity}": value for quantity, value in found.items()}
         return values
 
 
-def quantized_operands(of: Sources, dh_TO: Tensor) -> Iterator[tuple[str, Quantized, Tensor]]:
-    """Yield, for every operand that a linear quantises, its name, the quantised operand and the original tensor.
+class OperandSource(NamedTuple):
+    """The tensor that an operand is quantised from and, as in `quantized_operand`, how."""
 
-    If a transform rotates the operand, the original is the rotated tensor, which the cast gets.
+    x: Tensor
+    cast: Cast
+    axis: int
+    draws: Draws | None
+    bound: Tensor | None
+
+    def quantized(self) -> Quantized:
+        return quantized_operand(self.x, self.cast, self.axis, self.draws, self.bound)
+
+
+def has_kernel(source: OperandSource) -> bool:
+    """Return whether a kernel measures the operand: a plain cast of a tensor that is whole on one GPU."""
+    is_plain = type(source.x) in (Tensor, nn.Parameter) and not any(PLAIN.lacked_in(source.cast))
+    return source.x.is_cuda and is_plain
+
+
+def operand_sources(of: Sources, dh_TO: Tensor) -> Iterator[tuple[str, OperandSource]]:
+    """Yield, for every operand that a linear quantises, its name and the tensor that it is quantised from.
+
+    If a transform rotates the operand, it is the rotated tensor, which the cast gets.
     """
     arithmetic = of.linear
     for operand, (source, axis) in OPERANDS.items():
@@ -96,7 +125,13 @@ def quantized_operands(of: Sources, dh_TO: Tensor) -> Iterator[tuple[str, Quanti
                 x = forward_cast(operand, of)
             x = arithmetic.rotated(x, operand.partition("_")[0], axis)
             bound = arithmetic.bound(operand, of.bounds)
-            yield operand, quantized_operand(x, cast, axis, arithmetic.draws(operand), bound), x
+            yield operand, OperandSource(x, cast, axis, arithmetic.draws(operand), bound)
+
+
+def quantized_operands(of: Sources, dh_TO: Tensor) -> Iterator[tuple[str, Quantized, Tensor]]:
+    """Yield, for every operand that a linear quantises, its name, the quantised operand and the original tensor."""
+    for operand, source in operand_sources(of, dh_TO):
+        yield operand, source.quantized(), source.x
 
 
 def forward_cast(operand: str, of: Sources) -> Tensor:

@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mxstudy.config.casts import Gemms
+from mxstudy.model.backends import cast_by_kernels
 from mxstudy.model.decoder import Block, Decoder
+from mxstudy.model.fusable import Target
 from mxstudy.model.linear import MXLinear, Sources
 from mxstudy.model.moe import mixtures_of
 from mxstudy.model.precision import token_block
@@ -109,17 +111,21 @@ def sum_loss(model: Decoder, sequence: Sequence) -> Tensor:
 def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | None = None) -> Iterator[None]:
     """Make the model eager and unwatched, in the given formats and compute dtype, then restore it.
 
+    On a GPU kernels make the operands with plain casts, with the same bits as PyTorch.
+
     Compiled code stays valid: its guards check the objects that are restored, which are the same ones.
     """
     linears = list(linears_of(model).values())
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     grouped = [mixture for mixture in mixtures_of(model).values() if mixture.is_grouped]
-    before = model.watchers, model.compute, [linear.gemms for linear in linears], [block.fused for block in blocks]
+    of_linears = [(linear.gemms, linear.casts_by_kernel) for linear in linears]
+    before = model.watchers, model.compute, of_linears, [block.fused for block in blocks]
     device = next(model.parameters()).device
     try:
         model.watchers, model.compute = (), compute or model.compute
         for linear in linears:
             linear.gemms = gemms or linear.gemms
+        cast_by_kernels(linears, True, Target(model.compute, device))
         for block in blocks:
             block.fused = None  # it was built for the plan's formats
         for mixture in grouped:
@@ -132,8 +138,8 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
             yield
     finally:
         model.watchers, model.compute, plan, fused = before
-        for linear, planned in zip(linears, plan, strict=True):
-            linear.gemms = planned
+        for linear, own in zip(linears, plan, strict=True):
+            linear.gemms, linear.casts_by_kernel = own
         for block, settings in zip(blocks, fused, strict=True):
             block.fused = settings
         for mixture in grouped:

@@ -164,3 +164,24 @@ def test_cross_entropy_meets_only_at_the_end_of_a_row(tmp_path: Path) -> None:
         loops = re.findall(r"^(\$L__BB\w+):(.*?)bra\S*\s+\1;", found["ptx"], re.MULTILINE | re.DOTALL)
         assert len(loops) == 1 + with_gradient
         assert not any(word in loop for _, loop in loops for word in ("bar.sync", "shfl"))
+
+
+def test_kernels_of_probes_read_once_and_stay_in_registers(tmp_path: Path) -> None:
+    """A tile as wide as the matrix is read once; a row of 768 is read twice, in three parts."""
+    variants = [
+        ("squares", 1024, "E4M3", 2.0, -1),
+        ("squares", 1024, "E2M1", None, -1),
+        ("squares", 768, None, 1.0, -1),
+        ("bins", 1024, "E4M3", 2.0, -1),
+        ("bins", 768, None, None, -1),
+        ("counts", 4096, "E4M3", None, -1),
+        ("counts", 4096, "E5M2", None, -2),
+        ("counts", 1024, "E2M1", None, -2),
+    ]
+    for (what, columns, *_), found in zip(variants, ahead("ahead_probes.py", variants, tmp_path), strict=True):
+        assert found["STACK"] == 0
+        assert found["REG"] <= 160
+        loads = re.findall(r"ld\.global\S*", found["ptx"])
+        per_tile = {"squares": 4, "bins": 4, "counts": 2}[what]
+        assert len(loads) == per_tile * (1 if columns != 768 else 3)
+        assert all(load.endswith(".v4.b32") for load in loads)

@@ -11,9 +11,11 @@ import torch
 
 from mxstudy import config
 from mxstudy.model import MXNorm, NormLinear
-from mxstudy.probes.activations import fused, input_and_output_counts, mean_squares
+from mxstudy.probes import saturation, shadow
+from mxstudy.probes.activations import counts_of, input_and_output_counts, mean_squares, mean_squares_of
 from mxstudy.probes.build import build_probes, build_spikes
-from mxstudy.train.loop import TrainingRun, train
+from mxstudy.probes.saturation import Saturation
+from mxstudy.train.loop import TrainingRun, train, train_step
 from mxstudy.train.signals import Leave
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
@@ -54,9 +56,22 @@ def test_counts_and_rms_are_those_of_a_cpu():
     torch.nn.init.ones_(linear.norm.weight)
     linear.gemms = config.PRECISIONS["mxfp8"].filled(config.BlockCast())
     x = torch.randn(4, 512, 1024, generator=torch.Generator().manual_seed(0)).bfloat16()
-    there = [fused(f, linear.to(CUDA), x.to(CUDA)).cpu() for f in (mean_squares, input_and_output_counts)]
+    there = [f(linear.to(CUDA), x.to(CUDA)).cpu() for f in (mean_squares_of, counts_of)]
     here = [f(linear.cpu(), x) for f in (mean_squares, input_and_output_counts)]
     torch.testing.assert_close(there[0], here[0], rtol=1e-5, atol=0)
     assert torch.equal(there[1][0], here[1][0])
     moved = (there[1][1] - here[1][1]).abs().sum() / 2  # an RMS whose last bit differs moves a few
     assert moved < 1e-4 * x.numel()
+
+
+@pytest.mark.parametrize("precision", ["mxfp8_e5m2_grad", "mxfp4"])
+def test_saturation_by_kernels_is_that_of_pytorch(precision, monkeypatch):
+    settings = replace(tiny.CONFIG, precision=tiny.precision((0, precision)))
+    run, _ = tiny.build(settings)
+    run.model.to(CUDA)
+    run.device, run.diverged = CUDA, run.diverged.to(CUDA)
+    view, probe = train_step(run, 0), Saturation(config.Saturation(every_steps=1))
+    by_kernels = probe.measure(view)
+    monkeypatch.setattr(saturation, "has_kernel", lambda source: False)
+    monkeypatch.setattr(shadow, "cast_by_kernels", lambda *_: None)
+    assert by_kernels == pytest.approx(probe.measure(view), rel=1e-12)

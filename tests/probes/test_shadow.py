@@ -104,7 +104,7 @@ def state_of(model: Decoder) -> list[Any]:
     parts: list[Any] = [model.watchers, model.compute, model.training, torch.get_rng_state().tolist()]
     parts += [torch._dynamo.eval_frame._stance.stance, torch.is_grad_enabled()]
     for linear in linears_of(model).values():
-        parts += [id(linear.gemms), linear.gemms, len(linear._forward_hooks)]
+        parts += [id(linear.gemms), linear.gemms, linear.casts_by_kernel, len(linear._forward_hooks)]
     for parameter in model.parameters():
         assert parameter.grad is not None
         parts += [parameter.tolist(), id(parameter.grad), parameter.grad.tolist(), parameter._version]

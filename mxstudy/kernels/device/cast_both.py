@@ -93,16 +93,23 @@ def operand(x, AXIS: tl.constexpr, ROUND: tl.constexpr, CAST: tl.constexpr):
         x = through_bf16(x, ROUND)
         if CAST.pre_round:
             x = round_to_bf16_away(x)
-        ROWS: tl.constexpr = x.shape[0]
-        COLUMNS: tl.constexpr = x.shape[1]
-        if AXIS == 0:
-            blocks = tl.reshape(x, (ROWS // BLOCK, BLOCK, COLUMNS))
-        else:
-            blocks = tl.reshape(x, (ROWS, COLUMNS // BLOCK, BLOCK))
+        blocks = in_blocks(x, AXIS, BLOCK)
         bits = tl.max(magnitude_bits(blocks), axis=AXIS + 1, keep_dims=True)
         inverse, scale = scales(bits, FORMAT)
-        x = tl.reshape(round_to_grid(blocks * inverse, FORMAT, CAST.away) * scale, (ROWS, COLUMNS))
+        x = tl.reshape(round_to_grid(blocks * inverse, FORMAT, CAST.away) * scale, (x.shape[0], x.shape[1]))
     return x.to(tl.bfloat16)
+
+
+@triton.jit
+def in_blocks(x, AXIS: tl.constexpr, BLOCK: tl.constexpr):
+    """Return a tile [R, C] with the elements of a block on an axis of their own, AXIS + 1."""
+    ROWS: tl.constexpr = x.shape[0]
+    COLUMNS: tl.constexpr = x.shape[1]
+    if AXIS == 0:
+        blocks = tl.reshape(x, (ROWS // BLOCK, BLOCK, COLUMNS))
+    else:
+        blocks = tl.reshape(x, (ROWS, COLUMNS // BLOCK, BLOCK))
+    return blocks
 
 
 @triton.jit
