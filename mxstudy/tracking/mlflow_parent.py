@@ -84,11 +84,11 @@ class Sweep:
         `state`: the state of a run; "running" leaves the parent open, because another process has some of the jobs.
         """
         client = connect(self.uri)
+        sent = {key: run_id_of(folder, self.uri) for key, folder in self._begun().items()}
         with self._alone():
             parent = self._parent(client)
-        parent_id = str(parent.info.run_id)
-        sent = {key: run_id_of(folder, self.uri) for key, folder in self._begun().items()}
-        elsewhere = adopt(client, parent_id, {run_id: self.arms[key] for key, run_id in sent.items() if run_id})
+            parent_id = str(parent.info.run_id)
+            elsewhere = adopt(client, parent_id, {run_id: self.arms[key] for key, run_id in sent.items() if run_id})
         client.log_text(parent_id, summary.markdown, SUMMARY)
         for path in summary.figures:
             client.log_artifact(parent_id, str(path))
@@ -105,10 +105,10 @@ class Sweep:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let only one process at a time create a parent or set its tags: processes that share a sweep start together.
+        """Let only one process at a time create a parent, or set tags of parents and of the runs that they adopt.
 
-        MLflow looks for a run, or for a tag, before it inserts one. Two processes would insert two runs, and the second
-        tag would be an error.
+        Processes that share a sweep or a run begin and end together. MLflow looks for a run, or for a tag, before it
+        inserts one. Two processes would insert two runs, and the second tag would be an error.
         """
         runs_dir = next(iter(self.folders.values())).path.parents[1]
         runs_dir.mkdir(parents=True, exist_ok=True)

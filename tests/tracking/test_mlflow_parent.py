@@ -134,6 +134,23 @@ def test_processes_that_begin_a_sweep_at_once_make_one_parent(
     assert len({*parents}) == 1
 
 
+def test_of_two_sweeps_that_end_at_once_one_adopts_a_run_that_both_have(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, other = (make(uri, tmp_path / "runs", digit) for digit in "ab")
+    child = send(shared)
+    sweeps = [sweep_of(uri, shared), sweep_of(uri, shared, other)]
+    monkeypatch.setattr(module, "active_run", met_by_another(module.active_run))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda sweep: sweep.end("finished", TABLE), sweeps))
+    monkeypatch.undo()
+    parents = [sweep.begin() for sweep in sweeps]
+    adopted = [parent_id == get(uri, child).data.tags[PARENT] for parent_id in parents]
+    names_another = ["Under the sweeps that trained them" in get(uri, one).data.tags[NOTE] for one in parents]
+    assert sorted(adopted) == [False, True]
+    assert names_another == [not own for own in adopted]
+
+
 def test_a_parent_that_could_not_be_made_at_the_start_adopts_at_the_end(uri: str, tmp_path: Path) -> None:
     folders = [make(uri, tmp_path / "runs", digit) for digit in "ab"]
     children = [send(folder) for folder in folders]
