@@ -8,8 +8,6 @@ it does not compute, the same in PyTorch, compiled.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import get_args
 
 import numpy as np
@@ -28,6 +26,7 @@ from mxstudy.model.linear import NormLinear
 from mxstudy.model.norm import Norm, Output, kernel_norm, why_no_kernel_norm
 from mxstudy.numerics.norm_linear import center, row_mean
 from mxstudy.probes.base import Later, StepView, Values
+from mxstudy.probes.fused import fused
 from mxstudy.probes.histogram_bins import BINS_PER_OCTAVE, FINITE_EDGES, SMALLEST_EXPONENT
 
 MANTISSA_BITS, MANTISSA, MAGNITUDE, BIAS = 23, 0x7FFFFF, 0x7FFFFFFF, 127  # of float32
@@ -36,8 +35,6 @@ BIN_MANTISSAS = [
     int(np.float32(2 ** (k / BINS_PER_OCTAVE)).view(np.int32)) & MANTISSA for k in range(1, BINS_PER_OCTAVE)
 ]
 BINS = Bins(SMALLEST_EXPONENT, BINS_PER_OCTAVE, FINITE_EDGES, tuple(BIN_MANTISSAS))
-
-Watched = Callable[[nn.Module, Tensor], Tensor]
 
 
 def bins_of(x: Tensor) -> Tensor:
@@ -94,17 +91,6 @@ def mean_squares(module: nn.Module, x: Tensor) -> Tensor:
 def input_and_output_counts(module: nn.Module, x: Tensor) -> Tensor:
     """Return the histograms of the norm's input and output: int64 [2, bins]."""
     return torch.stack((count_bins(x), count_bins(norm_output(module, x))))
-
-
-@functools.cache
-def compiled(function: Watched) -> Watched:
-    """Compile to kernels that only read the activations; by default the compiler would store long subexpressions."""
-    return torch.compile(function, dynamic=False, options={"realize_opcount_threshold": 1000})
-
-
-def fused(function: Watched, module: nn.Module, x: Tensor) -> Tensor:
-    """Return `function(module, x)`, compiled on a GPU, where eager code would write the activations a dozen times."""
-    return (compiled(function) if x.is_cuda else function)(module, x)
 
 
 KernelNorm = tuple[RowNorm, str | None, BlockCast]

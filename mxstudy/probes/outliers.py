@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mxstudy import config
 from mxstudy.distributed import gather_over_ranks, max_over_ranks
 from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.fused import fused
 from mxstudy.probes.ring_file import STEPS
 from mxstudy.whole_files import replacing
 
@@ -35,9 +36,8 @@ class OutlierFeatures:
 
     @torch.no_grad()
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        absmax_T, feature_T = x.flatten(0, -2).abs().max(-1)
-        square = torch.linalg.vector_norm(x, dtype=torch.float32).square() / absmax_T.numel() / x.shape[-1]
-        self.seen.setdefault(name, []).append((absmax_T.float(), feature_T, square.expand_as(absmax_T)))
+        absmax_T, feature_T, square = fused(token_maxima, x)
+        self.seen.setdefault(name, []).append((absmax_T, feature_T, square.expand_as(absmax_T)))
 
     def measure(self, view: StepView) -> Values:
         tokens = (map(torch.cat, zip(*parts, strict=True)) for parts in self.seen.values())
@@ -48,6 +48,13 @@ class OutlierFeatures:
             values |= {f"{name}/{quantity}": value for quantity, value in quantities.items()}
         self.seen = {}
         return values
+
+
+def token_maxima(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each token's absmax, float32 [T], and its feature, int64 [T], and the mean square of x, float32 []."""
+    absmax_T, feature_T = x.flatten(0, -2).abs().max(-1)
+    square = torch.linalg.vector_norm(x, dtype=torch.float32).square() / absmax_T.numel() / x.shape[-1]
+    return absmax_T.float(), feature_T, square
 
 
 def outlier(absmax_T: Tensor, feature_T: Tensor, square_T: Tensor) -> Tensor:

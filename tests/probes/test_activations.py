@@ -13,13 +13,13 @@ from mxstudy.numerics import fake_quantize
 from mxstudy.probes.activations import (
     ActivationHistograms,
     NormOutputRMS,
-    compiled,
     count_bins,
     input_and_output_counts,
     mean_squares,
     norm_output,
 )
 from mxstudy.probes.base import StepView, values_of
+from mxstudy.probes.fused import compiled
 from mxstudy.probes.histogram_bins import bin_edges
 
 MXFP8 = PRECISIONS["mxfp8"]

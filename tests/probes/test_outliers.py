@@ -12,7 +12,8 @@ import torch
 from mxstudy.config import observation
 from mxstudy.model import RMSNorm
 from mxstudy.probes.base import StepView
-from mxstudy.probes.outliers import FeatureRing, OutlierFeatures
+from mxstudy.probes.fused import compiled
+from mxstudy.probes.outliers import FeatureRing, OutlierFeatures, token_maxima
 from mxstudy.probes.ring_file import read_ring
 
 NORM = RMSNorm(4)
@@ -102,3 +103,12 @@ def test_a_ring_keeps_the_activations_dtype_and_their_infinities(tmp_path: Path)
         np.array([[1.0, math.inf, math.nan, 2**-130]], dtype=np.float32),
         equal_nan=True,
     )
+
+
+@pytest.mark.slow
+def test_compiled_for_a_gpu_it_is_the_same():
+    x = torch.randn(2, 48, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x[0, 3, 5], x[1, 2, 7], x[1, 3, 8] = torch.nan, torch.inf, -torch.inf
+    for part in (x[:1, :3], x):
+        for got, want in zip(compiled(token_maxima)(part), token_maxima(part), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-6, atol=0, equal_nan=True)
