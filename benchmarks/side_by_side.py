@@ -34,7 +34,7 @@ from mxstudy import config
 from mxstudy.data.batches import Batches
 from mxstudy.launch.freeze import PACKAGE
 from mxstudy.probes.stragglers import peak_gib
-from mxstudy.studies.pretrain.check import sampling_of
+from mxstudy.studies.pretrain.built import sampling_of
 from mxstudy.tracking.journal import Journal
 from mxstudy.train.loop import TrainingRun, begin_step, record_steps
 from mxstudy.train.runtime import configure_torch, resolve_device

@@ -49,7 +49,8 @@ from mxstudy import config
 from mxstudy.model.backends import backends_of
 from mxstudy.model.feed_forward import MLPS
 from mxstudy.reader import read
-from mxstudy.studies.pretrain.check import build_model, flops_again
+from mxstudy.studies.pretrain.built import build_model
+from mxstudy.studies.pretrain.check import flops_again
 from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.train.loop import TrainingRun, set_precision, train_step
 from mxstudy.train.optimizer import build_optimizer

@@ -166,7 +166,7 @@ def after_launch(arguments: list[str]) -> int | str:
 
 @contextlib.contextmanager
 def beside_keys() -> Iterator[None]:
-    """Add to the config that Hydra prints in this block the meaning of each key."""
+    """Print the config that Hydra prints in this block, with the meaning of each key as a comment."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         yield

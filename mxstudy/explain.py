@@ -46,7 +46,7 @@ def explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         if followed := re.search(FOLLOWS_NULL, str(error)):
-            return f"{error.full_key}: repeats {followed[1]}, which is gone; write {error.full_key}=VALUE as well"
+            return f"{error.full_key}: copies {followed[1]}, which is null now; write {error.full_key}=VALUE as well"
         return f"{error.full_key}: {str(error).splitlines()[0]}"
     return " ".join(one_line(part) for part in (error, cause) if part is not None)
 

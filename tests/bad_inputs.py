@@ -76,7 +76,7 @@ VALUES = [
     ("train.steps=${train.steps}", "train.steps: Recursive interpolation detected"),
     (
         "precision=nvfp4 precision.recipes.nvfp4.dgrad_dh=null",
-        "precision.recipes.nvfp4.wgrad_dh.rounding: repeats dgrad_dh.rounding, which is gone; write precision.recipes",
+        "precision.recipes.nvfp4.wgrad_dh.rounding: copies dgrad_dh.rounding, which is null now; write",
     ),
     ("train.batch_size=1000000000000", "train.batch_size: 1,000,000,000,000 sequences are"),
     ("train.sequence_length=1000000000000", "must be at most 2,147,483,648"),

@@ -39,7 +39,7 @@ from mxstudy.config import read_run
 from mxstudy.model.precision import apply_precision
 from mxstudy.reader import ConfigError
 from mxstudy.students.stack import Stack
-from mxstudy.studies.pretrain.check import build_model
+from mxstudy.studies.pretrain.built import build_model
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch

@@ -29,7 +29,7 @@ from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.small_files import yaml_of
 from mxstudy.studies.pretrain import study as pretrain
-from mxstudy.studies.pretrain.check import build_model
+from mxstudy.studies.pretrain.built import build_model
 from mxstudy.tracking.unchanged import digest_of
 from mxstudy.words import as_text
 

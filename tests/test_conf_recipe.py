@@ -12,7 +12,7 @@ from composing import compose, compose_job, validated
 from each import slow_but
 
 from mxstudy.config import read_run
-from mxstudy.studies.pretrain.check import sampling_of
+from mxstudy.studies.pretrain.built import sampling_of
 
 pytestmark = pytest.mark.integration
 

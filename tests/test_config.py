@@ -115,8 +115,8 @@ def test_a_config_written_as_yaml_reads_back_equal() -> None:
         ),
         (
             {"train__recompute_mlp": 1, "train__all_gather": "mx"},
-            "train.recompute_mlp: the product needs the codes of the forward's direction, and all_gather=mx gathers "
-            "those of the other one in the backward; set it to 0, or take all_gather=compute",
+            "train.recompute_mlp: the backward would need the weight's codes for the forward, but all_gather=mx "
+            "gathers only those for dgrad then; set it to 0, or take all_gather=compute",
         ),
         ({"schedule__decay_fraction": 0.5}, "schedule.decay_fraction: only for wsd, not for cosine; leave it out"),
         ({"schedule__warmup_fraction": 2}, "schedule.warmup_fraction: must lie in 0..1, not 2.0"),

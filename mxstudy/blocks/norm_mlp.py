@@ -3,8 +3,8 @@
     forward    y = norm(x)    h = Q(y) Q(U)^T    z = phi(h)    o = Q(z) Q(D)^T        U [up, in], D [out, inner]
                out = o, or x + o + b where the block is residual
 
-The results are those of `norm_linear`, an activation and `mx_linear` one after another. That path stays the oracle, and
-computes everything without a kernel: NVFP4, one scale a tensor, native GEMMs, a norm that rounds every operation.
+The results are those of `norm_linear`, an activation and `mx_linear` one after another. That path is the oracle, and
+also computes what has no kernel: NVFP4, one scale a tensor, native GEMMs, a norm that rounds every operation.
 """
 
 from __future__ import annotations
@@ -207,5 +207,5 @@ def through_norm(
 
 
 def rounded_sum(dout: Tensor, b: Tensor, s: NormMLP) -> Tensor:
-    """Return db, the sum of dout after rounding it to the bias's dtype, as without a norm."""
+    """Return db, the sum of dout, whose elements are first rounded to the settings' `bias_dtype`."""
     return to_dtype(to_dtype(dout, s.bias_dtype).sum_to_size(b.shape), b.dtype)

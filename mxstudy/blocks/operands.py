@@ -105,7 +105,7 @@ def gradient_operands_of(dh: Tensor, linear: PlannedLinear, settings: BlockCast)
 
 
 def both_operands(dh: Tensor, linear: PlannedLinear) -> tuple[Operand, Operand]:
-    """Return dgrad's and wgrad's operands of a bf16 dH, in one kernel if both are below its absmax and it has both."""
+    """Return dgrad's and wgrad's operands of a bf16 dH; one kernel makes both if the plan `casts_dh_at_once`."""
     absmax, row, column = shared_absmax(dh, linear, "dgrad_dh"), linear.plan.dgrad_dh, linear.plan.wgrad_dh
     if not linear.plan.casts_dh_at_once:
         dgrad = cast_operand(dh, linear, "dgrad_dh", absmax=absmax)

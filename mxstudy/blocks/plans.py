@@ -186,9 +186,9 @@ def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_fir
 
 
 def kernel_settings(cast: BlockCast) -> BlockCast:
-    """Return the run's settings for kernels; the default replaces a value that no kernel has.
+    """Return the run's settings for fused kernels: the default replaces a value that these kernels do not support.
 
-    That changes no operand, because a cast with such a value has a kernel of its own, or none.
+    No operand changes: a cast with such a value is made by its own kernel, or keeps the block from running fused.
     """
     unknown = [setting for field, setting in SETTINGS.items() if getattr(cast, setting) not in PLAIN.cast[field]]
     return replace(cast, **{setting: getattr(BlockCast(), setting) for setting in unknown})

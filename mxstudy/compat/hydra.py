@@ -175,7 +175,7 @@ class Remembered:
 def stands_alone(loader: ConfigLoader, group: str, choice: str) -> bool:
     """Return whether a choice puts values into its group's own section alone, and decides no other group's choice.
 
-    For choices of several such groups, each section is the one that its choice has beside any choice of the others.
+    So if several groups have such choices, each group's section is the same, whatever the other groups choose.
 
     Why: Hydra composes each combination of choices anew. It merges the files of a defaults list in order, so a section
     depends only on the files that put values into it. For a choice that stands alone, these are a file without a

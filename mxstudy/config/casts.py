@@ -68,7 +68,7 @@ class Cast:
     candidates: tuple[float, ...] = (1.0,)
     candidate_error: Literal["mse", "mae"] = "mse"  # the error by which a block chooses among several candidates
     rounding: str | None = None
-    random_bits: Literal[8, 24] = 24  # of the numbers that stochastic rounding compares with
+    random_bits: Literal[8, 24] = 24  # bits of each random number that stochastic rounding compares with
     pre_round: bool | None = None
     pad: bool | None = None
     source: Literal["high_precision", "forward"] = "high_precision"

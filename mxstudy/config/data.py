@@ -72,10 +72,10 @@ class HuggingFace(Corpus):
 
     kind: Literal["hugging_face"] = "hugging_face"
     name: str = named()  # on the hub, or a local folder, whose contents are in the identity of the corpus
-    subset: str | None = None  # its configuration of this name
+    subset: str | None = None  # the configuration to read, by its name on the hub
     folder: str | None = None
-    split: str = "train"  # its part of this name
-    revision: str = named("main")  # a branch, tag or commit of it
+    split: str = "train"  # the split to read, by its name on the hub
+    revision: str = named("main")  # a branch, tag or commit of the data set
     mirror: str | None = cosmetic(None)  # the same text in another place
     text_field: str = "text"  # the column with a document's text
     max_documents: int | None = None

@@ -68,7 +68,7 @@ class Evaluation:
 
     @property
     def about_shots(self) -> list[str]:
-        """Return the settings, if not at their defaults, that choose the shots of tasks without a split for shots."""
+        """Return which of shots_dir, curated_shots and shots_seed are off their defaults; MMLU reads none of them."""
         defaults = {"shots_dir": None, "curated_shots": False, "shots_seed": SHOTS_SEED}
         return [name for name, default in defaults.items() if getattr(self, name) != default]
 

@@ -123,7 +123,9 @@ class Decoder:
             f"head_dim: must be positive and even, not {self.head_dim}",
         )
         require(self.head_size <= MOST_FEATURES, f"head_dim: must be at most {MOST_FEATURES:,}, not {self.head_dim}")
-        require(self.qk_norm or not self.qk_norm_by_head, "qk_norm_by_head: there is no such norm; set qk_norm too")
+        require(
+            self.qk_norm or not self.qk_norm_by_head, "qk_norm_by_head: has no effect without qk_norm; set qk_norm too"
+        )
         require(
             self.num_heads % self.num_kv_heads == 0,
             f"num_kv_heads: {self.num_heads} query heads do not divide into {self.num_kv_heads} groups",
@@ -291,7 +293,7 @@ class Precision:
             all(end == "tail" or end >= 0 for end in ends),
             f"skip_blocks: must not be negative, not {plain(self.skip_blocks)}",
         )
-        require(len(set(ends)) == len(ends), f"skip_blocks: {plain(self.skip_blocks)} is written {ends[0]}")
+        require(len(set(ends)) == len(ends), f"skip_blocks: write {ends[0]} instead of {plain(self.skip_blocks)}")
         named = {name for row in self.schedule for name in row.plan.values()}
         for name in self.recipes:
             require(name not in PRECISIONS, f"recipes.{name}: is a built-in recipe's name; choose another name")

@@ -39,7 +39,7 @@ class Run:
     rerun: bool = cosmetic(False)  # train everything again
     # ok takes a run that other code has made; rerun trains again every run that would be refused.
     stale: Literal["refuse", "ok", "rerun"] = cosmetic("refuse")
-    wait: bool = cosmetic(False)  # stay until all submitted jobs have ended, and sum up
+    wait: bool = cosmetic(False)  # return when all submitted jobs have ended, and print the sweep's summary
     dry_run: bool = cosmetic(False)  # print the jobs and their cost, and do nothing
     baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices of the arm to compare the others with
     replicates: tuple[str, ...] = cosmetic(())  # keys, beside the seeds, in which runs of one arm may differ

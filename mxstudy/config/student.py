@@ -174,8 +174,8 @@ class Intervention:
 
     The public code's forks differ from their parent in more than they state. `targets`: disk takes the targets of an
     FP32 teacher with noise added twice, redrawn takes those of another teacher. `new_optimizer`: start without the
-    parent's moments, at step one. The version that the code's intervention scripts name has redrawn and new_optimizer,
-    its last version disk.
+    parent's moments, at step one. The code's version that its intervention scripts name has redrawn targets and a
+    new optimizer; the last version of the code has the targets `disk`.
 
     `perturbed_weight`: flip one bit of this element of the first linear's weight, counted row by row: the last bit of
     the mantissa that E4M3 keeps, so that the GEMMs see the change. A fork with only this change is a redraw of the

@@ -97,7 +97,10 @@ class Validation:
 
 @schema
 class Checkpoint:
-    """Checkpoints every `every_steps` steps (0: only at the end and on a signal); the newest `keep_last` are kept."""
+    """Checkpoints every `every_steps` steps; the newest `keep_last` are kept.
+
+    With 0 steps there is one at the end, on a signal and on divergence alone.
+    """
 
     every_steps: int = cosmetic(0)
     keep_last: int = cosmetic(2)  # the newest checkpoints that are kept
@@ -112,9 +115,9 @@ class Train:
     """`batch_size`: sequences per step over all ranks; `micro_batch_size`: per pass of a rank (null: all of them).
 
     `all_gather`: how ranks gather the blocks' weights: in `compute`, or mx: as the codes and scales that the GEMMs
-    read, with the same numbers. `recompute_mlp`: the first so many blocks do not keep the product of their MLP's first
-    linear, their largest tensor, but compute it again in the backward, with the same numbers. It is a number because
-    every block saves as much memory for as much time: take as many blocks as memory needs. `verify`: compare the shards
+    read, with the same numbers. `recompute_mlp`: this many of the first blocks do not keep the product of their MLP's
+    first linear, their largest tensor, but compute it again in the backward, with the same numbers. Every block saves
+    the same memory for the same time, so choose as many blocks as the memory requires. `verify`: compare the shards
     with their sha256 before the first step.
     """
 
@@ -154,8 +157,8 @@ class Train:
         if self.all_gather == "mx":
             require(
                 not self.recompute_mlp,
-                "recompute_mlp: the product needs the codes of the forward's direction, and all_gather=mx gathers "
-                "those of the other one in the backward; set it to 0, or take all_gather=compute",
+                "recompute_mlp: the backward would need the weight's codes for the forward, but all_gather=mx gathers "
+                "only those for dgrad then; set it to 0, or take all_gather=compute",
             )
             require(
                 self.activation_checkpointing == "none",
@@ -164,6 +167,6 @@ class Train:
             )
             require(
                 not self.compile,
-                "all_gather: the compiler does not know a weight that is codes in the forward and others in the "
-                "backward; take mx with compile=false, or compute",
+                "all_gather: mx gives a weight other codes in the backward than in the forward, which the compiler "
+                "does not support; take mx with compile=false, or compute",
             )

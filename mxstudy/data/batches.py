@@ -55,7 +55,7 @@ class Batches:
     def validation(self, sequences: int) -> tuple[Tensor, Tensor]:
         """Return windows of the validation splits: tokens and targets, int64 [sequences, T], on CPU.
 
-        Each corpus has the share of them that it has of the training's samples, spread evenly over its split.
+        The sequences are shared among the corpora as the training's samples are, and spread evenly over each split.
         """
         found: list[tuple[Tokens, int]] = []
         for name, share in self.validation_shares(sequences).items():

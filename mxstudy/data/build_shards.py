@@ -100,8 +100,8 @@ def tokenize(data: config.Data, tokenizer: Tokenizer, folder: Path, how: How) ->
     require(documents["train"] > 0, "data.validation_fraction: it leaves no document to train on")
     require(
         documents["validation"] > 0 or source.held_out is None,
-        "data: no text is left to validate on, for one that is empty, or trained on too, is dropped; name another in "
-        "data.validation_paths",
+        "data: no validation text is left, because empty texts and texts that are also trained on are dropped; name "
+        "other files in data.validation_paths",
     )
     return partial
 

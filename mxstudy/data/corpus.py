@@ -107,7 +107,7 @@ def unique_documents(data: config.Data) -> Iterator[tuple[Split, str]]:
 
 
 def read_from(source: Source, location: SourceLocation) -> Iterator[tuple[SourceLocation, str]]:
-    """Yield every row from `place` on, each with the location after it.
+    """Yield every row from `location` on, each with the location after it.
 
     After the last part, unless `limit` was reached before, yield the final location once more with an empty text.
     """

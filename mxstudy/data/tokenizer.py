@@ -47,7 +47,7 @@ class Tokenizer:
 
     @property
     def splits_at_spaces(self) -> bool:
-        """Return whether it is known that what begins with a space has the same ids alone and after any other text.
+        """Return whether text that begins with a space is known to get the same ids alone as after any other text.
 
         The text before must not end in whitespace. GPT-2's pattern, of byte-level tokenizers, ends a word there,
         and each word is tokenised alone. A normalizer, a prefix or an added token could look across words.

@@ -15,7 +15,7 @@ from mxstudy.reader import ConfigError, require
 
 
 class Curated(NamedTuple):
-    """The shots of a task. `columns`: what a row is known by; `keys`: the five, those values joined by |.
+    """The shots of a task. `columns`: the columns that identify a row. `keys`: their values, joined by |, of five rows.
 
     `digests`: whether the keys are the first 16 digits of the sha256 of that text.
     """
@@ -84,7 +84,7 @@ def find_curated(name: str, rows: DataSetRows, wanted: int, place: str) -> list[
     """
     require(name in CURATED, f"evaluation.curated_shots: OLMES has none for {name}; leave the task out")
     known = CURATED[name]
-    require(wanted <= len(known.keys), f"evaluation.curated_shots: of {name} there are {len(known.keys)}, not {wanted}")
+    require(wanted <= len(known.keys), f"evaluation.curated_shots: {name} has {len(known.keys)}, not {wanted}")
     try:
         numbers = {known.key_of(row): number for number, row in reversed(list(enumerate(rows)))}
     except KeyError as column:

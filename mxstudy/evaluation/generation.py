@@ -1,11 +1,11 @@
 """Continue prompts with a decoder, token by token, with the keys and values that attention keeps of earlier tokens.
 
 A prompt begins a document: EOS stands before it, as between the documents of a training. Logits are made probabilities
-in FP64 on the CPU, and the draws of a text depend on its seed and number alone. Without them (`keeps` false) the model
-reads the whole text again for each token. The casts are the same, because a forward casts every token on its own, in
-blocks along its features: only wgrad has blocks along tokens. Square blocks of activations would be an exception, and
-are refused. Only the order of attention's sums differs, and so the last bit of some numbers, which a coarse format may
-round to neighbours on its grid.
+in FP64 on the CPU, and the draws of a text depend on its seed and number alone. Without kept keys and values (`keeps`
+false) the model reads the whole text again for each token. The casts are the same, because a forward casts every token
+on its own, in blocks along its features: only wgrad has blocks along tokens. Square blocks of activations would be an
+exception, and are refused. Only the order of attention's sums differs, and so the last bit of some numbers, which a
+coarse format may round to neighbours on its grid.
 """
 
 from __future__ import annotations

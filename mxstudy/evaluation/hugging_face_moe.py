@@ -5,8 +5,9 @@
     Qwen2-MoE   softmax    one, times a sigmoid of its own   none
     GLM-4-MoE   sigmoid    one or more                       yes
 
-Qwen2-MoE's own sigmoid is 1/2 with weights of zero, and the last linear of the shared experts twice as large: exact in
-any floating point. All three have SwiGLU experts and a Llama's attention. What none of them has is refused.
+Qwen2-MoE multiplies its shared experts by a sigmoid. With weights of 0 it is 1/2, so their last linear is exported
+twice as large: exact in any floating point. All three have SwiGLU experts and a Llama's attention. What none of them
+has is refused.
 """
 
 from __future__ import annotations

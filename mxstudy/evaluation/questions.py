@@ -23,7 +23,7 @@ def check(settings: Evaluation) -> None:
     asked = [name for name in settings.tasks if settings.shots_of(name)]
     chosen = [name for name in asked if TASKS[name].shots_split == TRAIN]
     for key in settings.about_shots:
-        require(bool(chosen), f"evaluation.{key}: the shots of {', '.join(asked)} are its own; leave it out")
+        require(bool(chosen), f"evaluation.{key}: has no effect on the fixed shots of {', '.join(asked)}; leave it out")
     require(bool(at_hand(settings)), "evaluation.tasks: the data of none of them can be loaded")
 
 

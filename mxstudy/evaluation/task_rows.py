@@ -45,7 +45,7 @@ def file_identity(name: str, split: str, folder: str | None) -> dict[str, Any]:
 
 
 class Fields(dict[str, object]):
-    """A row that records the first field that is read and is not text. Answers and lists of options need not be."""
+    """A row that remembers the first field read that is not text; answers, lists and mappings are exempt."""
 
     no_text: str | None = None
 

@@ -1,10 +1,10 @@
-"""Fused kernels: cast a tensor for both of its contractions at once, alone or with the step that comes before.
+"""Fused kernels: casts, alone or with the step that comes before, and the steps between casts.
 
-A tensor that two GEMMs read is quantised twice, along its rows for one and along its columns for the other. Each
-operator here reads its inputs once and writes both operands, decoded to bf16, with the bits of `block_cast(...)
-.dequantize(torch.bfloat16)`. On a GPU it is a Triton kernel (`device/`), elsewhere the numerics that the rest of the
-package uses; neither is differentiable by itself. To torch they are opaque custom operators: there are no graph breaks,
-and no compiler removes a rounding.
+A tensor that two GEMMs read is quantised twice, along its rows for one and along its columns for the other. The
+operators that cast read their inputs once and write one operand or both, decoded to bf16, with the bits of
+`block_cast(...).dequantize(torch.bfloat16)`. On a GPU an operator is a Triton kernel (`device/`), elsewhere the
+numerics that the rest of the package uses. Those in compiled blocks are opaque custom operators to torch: there are no
+graph breaks, and no compiler removes a rounding.
 """
 
 from mxstudy.kernels.activation import activation_backward_cast_both, activation_cast_both

@@ -2,9 +2,9 @@
 
     ((x - mean) / rms) * gain + bias  ->  Hadamard transform  ->  blocks, scales, rounding  ->  bf16
 
-Scales are E8M0, or E4M3 in the order of operations of Transformer Engine's training, alone or below an FP32 scale of
-the whole tensor; or there is that scale alone. It needs the absmax of what is cast, which `absmax_any` finds in a pass
-of its own. FP32 block scales stay apart from the elements: `mxstudy.kernels.cast_blocks`.
+Scales are E8M0, or E4M3 in the order of operations of Transformer Engine's training, alone or under an FP32 scale of
+the whole tensor; or there is that outer scale alone. A cast with an outer scale needs the absmax of its input, which
+`absmax_any` finds in a separate pass. FP32 block scales stay apart from the elements: `mxstudy.kernels.cast_blocks`.
 
 Any step may be missing. A thread holds in its registers what belongs together along the contraction axis, so the
 butterfly and the blocks' maxima are elementwise between tensors, and nothing goes through shared memory. Four
@@ -50,7 +50,7 @@ def cast_any(
     read: an argument that depends on a gradient keeps the cast in the backward. Raises ConfigError as `checked_cast`.
     """
     packed = checked_cast(x, cast, gain, bias, signs)
-    require(cast.has_outer == (outer is not None), "outer: the absmax of x belongs to a cast with an outer scale")
+    require(cast.has_outer == (outer is not None), "outer: give it exactly if the cast has an outer scale")
     require(cast.scale != "FP32", "scale: FP32 scales are not multiplied into an operand; call cast_blocks")
     key, place = key_and_place(cast, draws)
     return _cast_any(x, mean, rms, gain, bias, signs, key, place, outer, after, packed)
@@ -158,8 +158,8 @@ def launch_cuda(
 ) -> Tensor:
     """Launch the kernel. `groups`: a tile other than the usual one, with whole square blocks. `scales`: FP32 ones.
 
-    The result does not depend on the tile. What has no blocks, on an axis that groups do not divide, is cast step by
-    step.
+    The result does not depend on the tile. If the groups of a cast without block scales do not divide the axis, the
+    reference computes it.
     """
     from mxstudy.kernels.device.cast_any import cast_any_kernel
 
@@ -171,7 +171,7 @@ def launch_cuda(
         y = launch_cuda(x, mean, rms, gain, bias, signs, None, None, None, None, first.packed)
         return launch_cuda(y, None, None, None, None, None, key, place, outer, None, second.packed, groups, scales)
     if cast.chooses and cast.square:
-        # The same along either axis, and along the columns a thread adds up rows, which the reference does first.
+        # The axis does not change a square block's result. With -2 a thread sums over rows first, like the reference.
         cast = replace(cast, axis=-2)
     result = x.new_empty(x.shape, dtype=BF16)
     launch_tiles(cast_any_kernel, (x, mean, rms, gain, bias, signs, key, place, outer, scales), result, cast, groups)

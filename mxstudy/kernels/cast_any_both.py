@@ -1,4 +1,4 @@
-"""Cast a tensor for both of its contractions below the scale of the tensor, in one kernel that reads it once.
+"""Cast a tensor for both of its contractions, under an outer scale, in one kernel that reads the tensor once.
 
 It has the casts of `cast_any` but for transforms, random words and a choice of scales, which would need more registers
 than two casts have.
@@ -29,9 +29,11 @@ def cast_any_both(x: Tensor, row: OperandCast, column: OperandCast, outer: Tenso
     """
     require((row.axis, column.axis) == (-1, -2), "axis: give the cast along the rows, -1, and that along the columns")
     for cast in (row, column):
-        require(has_both(cast), "call cast_any for one that is random, transforms, chooses, or has blocks of over 64")
+        require(
+            has_both(cast), "cast: no stochastic rounding, transforms, candidates or blocks over 64 here; call cast_any"
+        )
         checked_cast(x, cast)
-        require(cast.has_outer, "outer: the absmax of x belongs to a cast with an outer scale")
+        require(cast.has_outer, "outer: both casts need an outer scale")
     return _cast_any_both(x, outer, row.packed, column.packed)
 
 

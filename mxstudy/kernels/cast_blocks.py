@@ -86,7 +86,7 @@ def launch_cuda(
     after: Tensor | None,
     packed: str,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the kernel. Blocks that are incomplete, and filled with zeros, have none: they are cast step by step."""
+    """Launch the kernel. There is none for incomplete blocks, which are filled with zeros: the reference casts them."""
     cast = unpack(OperandCast, packed)
     if incomplete_axis(x, cast) is not None:
         return step_by_step(x, mean, rms, gain, bias, signs, key, place, packed=packed)

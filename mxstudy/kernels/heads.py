@@ -1,4 +1,4 @@
-"""Rotate queries and keys where they are; rotate their gradients back, beside that of values, and cast that twice."""
+"""Rotate queries and keys in place; rotate their gradients back, join those of values, and cast the result twice."""
 
 from __future__ import annotations
 

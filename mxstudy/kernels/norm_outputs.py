@@ -54,7 +54,7 @@ def norm_mean_squares(x: Tensor, norm: RowNorm, fmt: str | None, cast: BlockCast
 def norm_bins(
     x: Tensor, norm: RowNorm, fmt: str | None, cast: BlockCast, bins: Bins, tile: Tile | None = None
 ) -> Tensor:
-    """Return the histograms of the norm's input and output: int64 [2, bins.number]. For arguments see above."""
+    """Return histograms of the norm's input and output, int64 [2, bins.number]; arguments as in `norm_mean_squares`."""
     from mxstudy.kernels.device.norm_outputs import norm_bins_kernel
 
     x, rows, known = prepared(x, norm, fmt, cast, tile)

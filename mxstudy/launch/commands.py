@@ -85,7 +85,7 @@ def cancel(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, A
 
 
 def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], consent: Consent) -> int:
-    """Submit failed and preempted runs that no queue has again, to their former queue and with the current code."""
+    """Submit the failed and preempted runs that are in no queue again, with today's code, each to its old queue."""
     with one_at_a_time(runs_dir):
         again = [run for run in run_states(folders) if run.state in RETRIED and not run.in_flight]
         groups: dict[tuple[Local | Slurm, str], list[RunFolder]] = defaultdict(list)
@@ -108,7 +108,7 @@ def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, An
             say(f"continues with other code than before: {folder.path}")
     if retried:
         show(retried, names(retried))
-    why = "" if retried else "; only failed and preempted runs that are in no queue can be"
+    why = "" if retried else "; only failed and preempted runs that are in no queue can be submitted again"
     say(f"{len(retried)} of {len(folders)} runs submitted again{why}")
     return int(any(run.state not in DONE for run in wait_for(retried))) if consent.wait and retried else 0
 

@@ -185,7 +185,7 @@ def stored_runs(job: Job) -> list[RunFolder]:
 
 
 def compare(job: Job, there: Iterable[RunFolder], queues: Queues) -> Job:
-    """Return the job with folder and state of the newest of the runs of its fingerprint that are there.
+    """Return the job with folder and state of the newest existing run of its fingerprint; unchanged if there is none.
 
     If a rerun was killed after it had set a run aside and before it made its own folder, the run is put back, with a
     line.

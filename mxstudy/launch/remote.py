@@ -57,7 +57,7 @@ def submit_jobs(jobs: list[Job], settings: Local | Slurm) -> int:
         parents.wait()
         return 0
     ended = wait_for(folders)
-    done = [replace(job, state=submit_jobs.state) for job, submit_jobs in zip(jobs, ended, strict=True)]
+    done = [replace(job, state=run.state) for job, run in zip(jobs, ended, strict=True)]
     for job in done:
         if job.state in DONE:
             catch_up(job)

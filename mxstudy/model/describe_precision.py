@@ -85,7 +85,7 @@ def describe_estimates(linears: Iterable[MXLinear]) -> list[str]:
     )
     return [
         f"{count} MXNorms take the absmax of blocks of {block_size}, "
-        + ("their own, for X is not cast in blocks" if own else "those of X's cast")
+        + ("their own, because X is not cast in blocks" if own else "those of X's cast")
         + (f", under {describe_transform(transform)}" if transform else "")
         for (block_size, own, transform), count in kinds.items()
     ]

@@ -165,7 +165,7 @@ class NormLinear(MXLinear):
         return self.gemms.forward_w or self.gemms.forward_x
 
     def read(self, xbar: Tensor) -> Tensor:
-        """Return `xbar` = x / rms, float32, as the forward GEMM reads it if the gain is folded; for probes."""
+        """Return what GEMMs read of `xbar` = x / rms if the gain is folded: cast, decoded, rotated back, float32."""
         if self.gemms.forward_x is None:
             return xbar
         linear = Linear(self.gemms, self.random)

@@ -31,7 +31,7 @@ from mxstudy.numerics.experts import Together
 from mxstudy.numerics.norm_linear import center, row_mean
 from mxstudy.numerics.readers import NormOutput, normed, read_norm, read_rows
 
-ALIGN = 8  # the grouped GEMM's contraction axis must be a multiple of so many bf16 rows
+ALIGN = 8  # bf16 rows: the grouped GEMM's contraction axis must be a multiple of this
 TINY = 1e-20  # keeps a sum of scores above 0
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": lambda logits: logits.softmax(-1), "sigmoid": torch.sigmoid}
 
@@ -182,7 +182,7 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def idle_params(self) -> int:
-        """Return the parameters of the experts that a token does not go to."""
+        """Return the number of parameters of the experts that a token does not go to."""
         share = self.up.weight.numel() + self.w2.weight.numel()
         return share // self.moe.num_experts * (self.moe.num_experts - self.moe.top_k)
 

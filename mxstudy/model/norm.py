@@ -40,7 +40,7 @@ class Norm(nn.Module):
     settings of `precision` that the norm is built from. `output`: what the linear fused with the norm reads.
     `fused`: unrounded FP32, never stored as a tensor. `rounded`: a tensor in x's dtype, rounded once. `op_by_op`: a
     tensor in bf16, rounded after every operation. `op_by_op_skipped`: the same, rounded after most operations, as in
-    the public code, which tries to skip these roundings. With a folded gain it is always `fused`.
+    the public code, which tries to skip these roundings. With a folded gain it is `fused`, whatever this says.
     `fold_gain_in_dgrad`: dgrad reads the folded weight too. `estimates`: the RMS is an estimate from blocks of the
     forward cast's input, which is x under `transform` if there is one. `rounding`: of gain and bias before they are
     used; None rounds them to x's dtype. `output` and `rounding` may be set anew between steps.

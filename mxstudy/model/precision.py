@@ -110,7 +110,7 @@ def evaluated(model: nn.Module) -> Iterator[None]:
 
 
 def for_evaluation(gemms: Gemms) -> Gemms:
-    """Return the (filled) recipe for evaluation, under which a sequence's result depends on that sequence alone.
+    """Return the (filled) recipe for evaluation: a sequence's result depends on it alone, unless blocks are square.
 
     A scale per tensor of X, which spans the batch, becomes a scale per row; square blocks span several rows and keep
     it. Stochastic rounding of the forward's operands, drawn by the position in the batch, becomes rounding to nearest
@@ -292,7 +292,7 @@ class Divisor(NamedTuple):
 
 
 def divisors(gemms: Gemms, with_padded: bool = False) -> list[Divisor]:
-    """Return the sizes that must divide an axis of a linear with this recipe; `with_padded`: or may be padded to it."""
+    """Return the sizes that must divide an axis of a linear with this recipe; `with_padded`: of padded casts too."""
     needed = []
     for operand, cast in gemms.casts():
         if cast.scale != "none" and (with_padded or not cast.pad):
@@ -328,7 +328,7 @@ def token_block(model: nn.Module) -> int:
 
 
 def check_tokens(model: nn.Module, tokens: str, number: int) -> None:
-    """Raise ConfigError if blocks or transforms do not divide `number`; `tokens` begins its message, 'KEY: 48'."""
+    """Raise ConfigError if blocks or transforms do not divide `number`. `tokens`: how the message begins, 'KEY: 48'."""
     for divisor in token_divisors(model):
         where = f" ({divisor.field[0]})" if divisor.field[0] in TRANSFORMS else ""
         require(number % divisor.size == 0, f"{tokens} do not divide into {divisor}{where}")

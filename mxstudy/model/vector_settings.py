@@ -133,7 +133,7 @@ def rounding_of(precision: config.Precision, name: str, norm: Norm, linear: MXLi
 
 @contextmanager
 def exact_vectors(model: Decoder) -> Iterator[None]:
-    """Run without these roundings inside the `with` block, then restore them."""
+    """Run without `precision.gain` and `precision.vector_ops` inside the `with` block, then restore them."""
     norms = [(norm, norm.rounding, norm.output) for norm, _ in norms_of(model).values()]
     mlps = [(module, module.activation) for module in model.modules() if isinstance(module, FeedForward)]
     try:
@@ -159,7 +159,7 @@ def describe_vector_settings(model: nn.Module) -> list[str]:
         counts = Counter(described(norm.rounding) for norm, _ in norms.values())
         lines.append("gains and biases: " + ", ".join(f"{count} norms in {how}" for how, count in counts.items()))
     if any(norm.is_op_by_op for norm, _ in norms.values()):
-        lines.append("vector operations: each of a norm's and of an activation's is rounded to bf16")
+        lines.append("vector operations: rounded to bf16 after each operation of a norm or an activation")
     return lines
 
 

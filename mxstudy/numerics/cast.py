@@ -163,7 +163,7 @@ def absmax(blocks: Tensor, tiles: Tiles, element: ElementFormat, cast: Cast) -> 
 
 
 def standard_deviation(blocks: Tensor, tiles: Tiles, element: ElementFormat, cast: Cast) -> Tensor:
-    """Return the range of each block whose scale is STD_RANGE standard deviations / the largest element.
+    """Return the range by which each block's scale becomes STD_RANGE deviations / the largest element, plus 1e-8.
 
     A scale is its range divided by 2^emax (E8M0, rule floor) or by the largest element (other scales), so the range is
     multiplied by that. Where the deviation is not finite it is NaN, with the same sign bit on every device.
@@ -249,7 +249,7 @@ def better(one: Quantized, other: Quantized, x: Tensor, tiles: Tiles, cast: Cast
 
 
 def outer_scale(x: Tensor, cast: Cast, axes: tuple[int, ...] | None = None) -> Tensor:
-    """Return the outer scale of x (float32): one along `axes` (kept as 1), or 0-dim over all of x."""
+    """Return what `scale_above` gives for x (float32): one along `axes` (kept as 1), or 0-dim over all of x."""
     return scale_above(largest_magnitude(x, axes), cast)
 
 
@@ -262,9 +262,9 @@ def largest_magnitude(x: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
 
 
 def scale_above(largest: Tensor, cast: Cast) -> Tensor:
-    """Return the outer scale of a tensor whose absmax is `largest` (float32).
+    """Return the outer scale of a tensor with absmax `largest`, float32; for the training chain `largest` itself.
 
-    The training chain computes two factors from the absmax, so it gets the absmax itself.
+    That chain computes two factors from the absmax.
     """
     if cast.chain == "training":
         return largest
@@ -274,9 +274,9 @@ def scale_above(largest: Tensor, cast: Cast) -> Tensor:
 
 
 def scale_of_result(above: Tensor | None, cast: Cast, device: torch.device) -> Tensor | None:
-    """Return what a GEMM's result is multiplied by for an operand: a float32 scale, or None for nothing.
+    """Return the factor of a GEMM's result for this operand, a float32 scale, or None for no factor.
 
-    `above`: the scale above the operand's blocks (`scale_above`), or None. Only E8M0 scales have none and a headroom.
+    `above`: what `scale_above` returned, or None. E8M0 scales have no outer scale; their factor undoes the headroom.
     """
     if cast.scale == "E8M0" and cast.headroom < 1:
         return torch.full((), 1 / cast.headroom, dtype=torch.float32, device=device)

@@ -80,7 +80,7 @@ def combine(x_ND: Tensor, weights_TK: Tensor, dispatch: Dispatch) -> Tensor:
 
 
 class _Combine(torch.autograd.Function):
-    """`combine` as an autograd function; it gathers a row's gradient: its token's times its weight, or 0."""
+    """Apply `combine`. A row's gradient is that of its token, times the copy's weight; it is 0 for a padding row."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, weights_TK: Tensor, *dispatch: Tensor) -> Tensor:

@@ -75,7 +75,10 @@ class Expert(Linear):
 
 @dataclass(frozen=True)
 class Grouped(Linear):
-    """All experts' linears. `rows`: as in `Expert`. `weight_rows`: of one weight. `ends`: int32, of experts' rows."""
+    """All experts' linears. `rows`: as in `Expert`. `weight_rows`: rows of one expert's weight.
+
+    `ends`: int32 [E], the row after each expert's last one.
+    """
 
     rows: Tensor | None = None
     weight_rows: int = 0
@@ -186,8 +189,8 @@ def is_by_row(cast: Cast | None) -> bool:
 def random_rows(linear: Linear, dispatch: Dispatch) -> Tensor | None:
     """Return the row of each dispatched row's random numbers, int64 [N], or None if none are drawn.
 
-    With K copies a token, copy j of a token that is row r of the whole batch has the number r * K + j. The place of a
-    call holds the first r; the difference to the first copy's number is added here.
+    With K copies a token, copy j of a token that is row r of the whole batch has the number r * K + j. `places`
+    already adds the first r, so (K - 1) * r is added here.
     """
     if linear.random is None or not any(is_random(cast) for _, cast in linear.gemms.casts()):
         return None

@@ -46,8 +46,8 @@ class Bounds(NamedTuple):
 # Converts a quantised matrix to the operand of a GEMM other than torch's; the dtype is that of the GEMM's result.
 Decode = Callable[[Quantized, torch.dtype], Tensor]
 
-# Casts a matrix along an axis by a kernel, to a bf16 operand of the same values. The last argument is not read, but a
-# cast that depends on it stays in the backward: a compiler would move another to the forward, and keep its result.
+# Casts a matrix along an axis by a kernel, to a bf16 operand with the reference's values. The last argument is never
+# read. It is a tensor of the backward: without it a compiler would move the cast to the forward and keep its result.
 CastKernel = Callable[[Tensor, Cast, int, Tensor | None], Tensor]
 
 
@@ -309,7 +309,7 @@ def wgrad_gemm(
 
 def add_wgrad(total_OI: Tensor, dh_TO: Tensor, x_TI: Tensor, linear: Linear) -> None:
     """Add dW of these tokens to `total_OI`, float32, in place. Raises ConfigError for a recipe that is not empty."""
-    require(linear.gemms == Gemms(), "wgrad: only of a recipe without casts and transforms is it summed over chunks")
+    require(linear.gemms == Gemms(), "wgrad: only a recipe without casts and transforms can be summed over chunks")
     dh = linear.operand(dh_TO, "wgrad_dh", -2, dh_TO.dtype)
     x = linear.operand(x_TI, "wgrad_x", -2, dh_TO.dtype)
     add_gemm_fp32(total_OI, dh.T.values, x.values)
@@ -318,7 +318,7 @@ def add_wgrad(total_OI: Tensor, dh_TO: Tensor, x_TI: Tensor, linear: Linear) -> 
 def through_forward(
     gradient: Tensor, x: Tensor | None, name: str, linear: Linear, is_rotated: bool, bounds: Bounds | None = None
 ) -> Tensor:
-    """Return the gradient of the source of that operand of the forward: straight through its cast and its transform.
+    """Return the gradient of the tensor that a forward operand was made from: straight through its cast, rotated back.
 
     `is_rotated`: the gradient is that of x under the forward's transform. With `mask_clipped` it is 0 where x was
     clipped.

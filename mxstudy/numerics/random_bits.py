@@ -131,8 +131,8 @@ PLACES = {"call": CALL, "step": STEP, "seed": SEED} | {name: STEP if name.endswi
 class Random(NamedTuple):
     """The source of a linear's random numbers, as tensors on its device, so that nothing recompiles.
 
-    `keys`: int64 [STREAMS, 2], or [STREAMS, S, 2] for a stack. `places`: int64 [3, 2], the rows CALL (the step and the
-    first row of the current tokens), STEP (the step and row 0) and SEED (zeros).
+    `keys`: int64 [STREAMS, 2], or [STREAMS, S, 2] for a stack. `places`: int64 [3, 2], or [3, S, 2] for a stack, the
+    rows CALL (the step and the first row of the current tokens), STEP (the step and row 0) and SEED (zeros).
     """
 
     keys: Tensor

@@ -173,7 +173,7 @@ def gemms_of(ctx: Any, weight: Tensor, keys: Tensor | None, places: Tensor | Non
 
 
 class _Reader(torch.autograd.Function):
-    """A linear, or all experts' one. `dispatches`: dispatch x, which has a row a token, and sum its gradient back."""
+    """Apply a linear, or those of all experts. `dispatches`: dispatch x [T, in], and sum its gradient by token."""
 
     @staticmethod
     def forward(

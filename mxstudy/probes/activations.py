@@ -1,9 +1,9 @@
 """Probes of the norms' activations: the RMS of their outputs, and signed histograms of inputs and outputs.
 
 Outputs are recomputed from the norm's input, which is kept for the backward anyway, so the model's graph is the same
-with and without probes, eager or compiled. An output is measured as the GEMM's operand: normalised, quantised if the
-plan quantises it, without the gain. On a GPU this is a kernel that reads the input once, or, for a norm or a cast that
-it does not compute, the same in PyTorch, compiled.
+with and without probes, eager or compiled. An output is measured before its gain; if the gain is folded, it is the
+GEMM's operand, quantised as the plan says. On a GPU this is a kernel that reads the input once, or, for a norm or a
+cast that it does not compute, the same in PyTorch, compiled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mxstudy.model.linear import NormLinear
 from mxstudy.model.norm import Norm, Output, kernel_norm, why_no_kernel_norm
 from mxstudy.numerics.norm_linear import center, row_mean
 from mxstudy.probes.base import Later, StepView, Values
-from mxstudy.probes.fused import fused
+from mxstudy.probes.compiled import on_gpu_compiled
 from mxstudy.probes.histogram_bins import BINS_PER_OCTAVE, FINITE_EDGES, SMALLEST_EXPONENT
 
 MANTISSA_BITS, MANTISSA, MAGNITUDE, BIAS = 23, 0x7FFFFF, 0x7FFFFFFF, 127  # of float32
@@ -66,7 +66,7 @@ def norm_of(module: nn.Module) -> Norm:
 
 
 def norm_output(module: nn.Module, x: Tensor) -> Tensor:
-    """Return the norm's output as its reader gets it, float32."""
+    """Return the norm's output before its gain, float32; as the forward's GEMM reads it if the gain is folded."""
     if not isinstance(module, NormLinear):
         return norm_of(module).normalize(x)
     output = module.normalize(x)
@@ -118,13 +118,13 @@ def kernel_norm_of(module: nn.Module) -> KernelNorm | None:
 def mean_squares_of(module: nn.Module, x: Tensor) -> Tensor:
     """Return `mean_squares`, by a kernel where there is one."""
     known = kernel_norm_of(module) if x.is_cuda else None
-    return fused(mean_squares, module, x) if known is None else norm_mean_squares(x, *known)
+    return on_gpu_compiled(mean_squares, module, x) if known is None else norm_mean_squares(x, *known)
 
 
 def counts_of(module: nn.Module, x: Tensor) -> Tensor:
     """Return `input_and_output_counts`, by a kernel where there is one."""
     known = kernel_norm_of(module) if x.is_cuda else None
-    return fused(input_and_output_counts, module, x) if known is None else norm_bins(x, *known, BINS)
+    return on_gpu_compiled(input_and_output_counts, module, x) if known is None else norm_bins(x, *known, BINS)
 
 
 class NormOutputRMS:

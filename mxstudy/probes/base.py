@@ -70,6 +70,6 @@ class Probe(Protocol):
     def measure(self, view: StepView) -> Values | Later:
         """Return the values since the last call, by '<norm>/<quantity>'; they become a row of the journal if any.
 
-        A probe that need not wait for the GPU returns a function that does: the host calls it once it has launched the
-        next step.
+        A probe that can wait later returns a function that waits for the GPU and returns the values: the host calls it
+        once it has launched the next step.
         """

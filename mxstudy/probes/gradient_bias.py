@@ -22,8 +22,8 @@ class GradientBias:
 
     g is the gradient with the formats and the compute dtype of the run, h the gradient in FP32 throughout; both use the
     run's norms, estimated or not. ratio: ||g - h|| / ||h||, a lower bound on the operator norm of the noise
-    (instability paper, Eq. 5). squared_ratio: its square, which the paper's code logs, but for two trajectories.
-    cosine: that of g and h. norm_ratio: ||g|| / ||h||. If h is zero, they are not finite.
+    (instability paper, Eq. 5). squared_ratio: its square; the paper's code logs it too, but compares two
+    trajectories. cosine: that of g and h. norm_ratio: ||g|| / ||h||. If h is zero, they are not finite.
 
     model/loss_difference_nats: loss with the formats minus loss in FP32. model/cost_ms: time of the measurement.
     The GPU then holds both gradients, 8 bytes per parameter, and the activations of one sequence in FP32: attention

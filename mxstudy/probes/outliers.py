@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mxstudy import config
 from mxstudy.distributed import gather_over_ranks, max_over_ranks
 from mxstudy.probes.base import StepView, Values
-from mxstudy.probes.fused import fused
+from mxstudy.probes.compiled import on_gpu_compiled
 from mxstudy.probes.ring_file import STEPS
 from mxstudy.whole_files import replacing
 
@@ -36,7 +36,7 @@ class OutlierFeatures:
 
     @torch.no_grad()
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        absmax_T, feature_T, square = fused(token_maxima, x)
+        absmax_T, feature_T, square = on_gpu_compiled(token_maxima, x)
         self.seen.setdefault(name, []).append((absmax_T, feature_T, square.expand_as(absmax_T)))
 
     def measure(self, view: StepView) -> Values:

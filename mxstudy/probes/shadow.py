@@ -111,7 +111,7 @@ def sum_loss(model: Decoder, sequence: Sequence) -> Tensor:
 def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | None = None) -> Iterator[None]:
     """Make the model eager and unwatched, in the given formats and compute dtype, then restore it.
 
-    On a GPU kernels make the operands with plain casts, with the same bits as PyTorch.
+    On a GPU kernels make the operands with plain casts, but for experts, with the same bits as PyTorch.
 
     Compiled code stays valid: its guards check the objects that are restored, which are the same ones.
     """
@@ -129,7 +129,7 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
         for block in blocks:
             block.fused = None  # it was built for the plan's formats
         for mixture in grouped:
-            mixture.is_grouped = False  # nor does the grouped GEMM take FP32
+            mixture.is_grouped = False  # the grouped GEMM does not take FP32
         with (
             torch.compiler.set_stance("force_eager"),
             torch.random.fork_rng([device] if device.type == "cuda" else []),

@@ -18,7 +18,7 @@ COPY_IT = "copy it again, or make it again from the runs"
 
 
 def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> None:
-    """Write the frame atomically as compressed Parquet, with its provenance but that of files, in its metadata."""
+    """Write the frame atomically as compressed Parquet, with its provenance, without `code_files`, in the metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -2,12 +2,13 @@
 
     z_k = A_k + SelfAttn(LN1(A_k))        A_{k+1} = z_k + W2 phi(W1 LN2(z_k)) + b        (Eq. 11)
 
-The paper specifies no mask, a norm before the attention, and inputs (B, S, d); it leaves the rest open and published no
-code. Our interpretation: samples are independent Gaussians, as without attention, and every L consecutive samples are a
-sequence, without positions. Q and K have no norm, scores are divided by the square root of the head size, and there are
-no biases, as W1 has none. Q, K, V and the output projection are initialised as D x D linears and quantised as the MLP's
-linears; Q, K, V are one GEMM after one norm. The products between tokens are not quantised, as in the paper's language
-models: they are GEMMs of the compute dtype, and the softmax between them is a vector operation.
+The paper specifies three things: no mask, a norm before the attention, and inputs (B, S, d). It leaves the rest open
+and published no code. Our interpretation: samples are independent Gaussians, as without attention, and every L
+consecutive samples are a sequence, without positions. Q and K have no norm, scores are divided by the square root of
+the head size, and there are no biases, as W1 has none. Q, K, V and the output projection are initialised as D x D
+linears and quantised as the MLP's linears; Q, K, V are one GEMM after one norm. The products between tokens are not
+quantised, as in the paper's language models: they are GEMMs of the compute dtype, and the softmax between them is a
+vector operation.
 
 Shapes: L tokens per sequence, N heads of size H, N H = D; T, D and a stack's [S] as in `mxstudy.students.model`.
 """

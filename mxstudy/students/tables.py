@@ -15,8 +15,9 @@ from mxstudy.tracking.mlflow_parent import Summary
 TITLE = "loss of the last step, over the replicas that are finite"
 COLUMNS = ("arm", "runs", "median", "quartiles", "NaN", "spikes", "stuck", "diverged")
 NOTES = (
-    "runs: NaN, not finite at the end; spikes, with a loss over 100 times the one before; stuck, after one not below",
-    "10 times the best before it within 500 steps; diverged, above that for longer, with or without a spike",
+    "NaN: runs that are not finite at the end. spikes: runs with a loss over 100 times the loss before it. stuck: runs",
+    "with a spike after which no loss within 500 steps is below 10 times the best loss before it. diverged: runs whose",
+    "loss rises above 10 times its best and does not fall below that again within 500 steps, with or without a spike.",
 )
 
 

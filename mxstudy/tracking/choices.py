@@ -56,11 +56,6 @@ def looked_up(key: str, items: Mapping[str, Any]) -> Any:
     return looked_up(target, items) if target in items else value
 
 
-def is_global(group: str, choice: str) -> bool:
-    """Return whether a choice sets values outside of its group."""
-    return any(not key.startswith(f"{group}.") and key != group for key in given(group, choice) or {})
-
-
 @functools.cache
 def choices_of(group: str) -> tuple[str, ...]:
     """Return the choices of a group that have a file."""

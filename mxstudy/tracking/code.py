@@ -28,18 +28,19 @@ TRAINED = (*MODEL, "data", "evaluation", "train/runtime.py", "studies/trained_mo
 # For each kind of run, the rooms and files below mxstudy/ that decide its numbers; for a kind without a row,
 # EVERYTHING.
 DECIDES: dict[str, tuple[str, ...]] = {
-    "pretrain": (*MODEL, "data", "train", "studies/pretrain/run.py"),
+    "pretrain": (*MODEL, "data", "train", "studies/pretrain/run.py", "studies/pretrain/built.py"),
     "student_teacher": STUDENTS,
     "fork": STUDENTS,
     "evaluate": (*TRAINED, "studies/evaluate/run.py"),
-    "perplexity": (*TRAINED, "studies/perplexity/run.py"),
+    "perplexity": (*TRAINED, "studies/perplexity/run.py", "studies/perplexity/check.py"),
     "generate": (*TRAINED, "studies/generate.py"),
-    "approximation": (*MODEL, "data", "studies/approximation/run.py", "studies/approximation/recipe_errors.py"),
+    "approximation": (*MODEL, "data", "studies/approximation", "probes/saturation.py"),
     "prepare_data": ("data",),
 }
 EVERYTHING = (*STUDENTS, "evaluation", "studies")
 
-# Rooms and files that no row of DECIDES names, even in part. A file in neither list is a user's own, and decides.
+# Other rooms and files: only what a row of DECIDES names in them decides. A file in neither list is a user's own, and
+# decides.
 DECIDED_BY_NONE = (
     *("launch", "help", "probes", "results", "tracking", "compat", "__init__.py", "__main__.py", "cli.py", "words.py"),
     *("scripts.py", "explain.py", "library.py", "completion"),
@@ -52,6 +53,8 @@ DECIDED_BY_NONE = (
 UNCALLED = ("kernels/norm_codes.py", "kernels/device/norm_codes.py", "numerics/layouts.py")
 DECIDES_NOTHING = (
     *(*UNCALLED, "numerics/kernels/norm_codes.py", "numerics/kernels/device/norm_codes.py", "numerics/gather.py"),
+    *("kernels/cast_counts.py", "kernels/device/cast_counts.py"),
+    *("kernels/norm_outputs.py", "kernels/device/norm_outputs.py"),
     "model/describe_precision.py",
     *("config/fingerprint.py", "config/launcher.py", "config/observation.py", "config/settings.py"),
     *("train/process_group.py", "train/progress.py", "train/recorder.py", "train/signals.py", "train/watch.py"),
@@ -167,7 +170,7 @@ def release(version: Any) -> str | None:
 def changed_files(about: Mapping[str, Any], study: str) -> str:
     """Return a piece of a sentence that names the files that changed since a run, as far as they are known.
 
-    Those that have definitions of the others in their digests come last, for the user may not have edited them.
+    Files that may have changed only through definitions of other files come last: the user may not have edited them.
     """
     own = code_of(study)["code_files"]
     parts = [about, *about.get("resumed", [])]

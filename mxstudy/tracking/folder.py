@@ -4,7 +4,7 @@ runs/<experiment>/<fingerprint12>/
     config.yaml      the frozen config         metrics.jsonl    the journal
     provenance.json  commit, versions, host    checkpoints/
     status.json      the current state         mirror.json      how much of the journal the tracking server has
-    columns/         for a stack of runs: every step of each run
+    columns/         for a stack: loss and gradient norm of every step and replica
     memberships.json the experiments and sweeps that asked for the run, if there are several
 """
 

@@ -60,7 +60,7 @@ def own_share(folder: Path) -> list[tuple[Piece, str]]:
 
 
 def readers() -> ThreadPoolExecutor:
-    """Return a pool of `THREADS` threads, enough to read files fast."""
+    """Return a pool with a thread for each core, `THREADS` at most."""
     return ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0))))
 
 

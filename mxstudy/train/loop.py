@@ -1,8 +1,9 @@
 """The training loop: a step reads from top to bottom in the order in which it happens.
 
 Each rank runs it on its share of every batch; the recorded values are those of all ranks together. A step does not wait
-for the GPU: the device itself skips an update that is not finite. So on a GPU the host launches the next step before it
-reads the loss of this one. Probes that read the model at a step wait for it, after the step before has been recorded.
+for the GPU: the device itself skips an update that is not finite. So on a single GPU the host launches the next step
+before it reads the loss of this one, unless spikes are watched. Probes that read the model at a step wait for it, after
+the step before has been recorded.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class StepRecorder(Protocol):
     """Stores a run's measurements, and the checkpoints from which it can resume."""
 
     def measuring(self, what: str, done: int, total: int) -> None:
-        """Show how much of a measurement of the model, between two steps, is done."""
+        """Show the progress of a measurement between two steps: `done` of `total`."""
 
     def record(self, row: Row) -> None:
         """Append a row to the journal."""
@@ -93,7 +94,7 @@ class TrainingRun:
 
     @property
     def ahead(self) -> int:
-        """Return how many steps may be unread when the next is launched: on a GPU 1, unless spikes are watched."""
+        """Return how many launched steps may be unread: 1 on a single GPU without a spike watch, else 0."""
         return int(self.device.type == "cuda" and world_size() == 1 and self.spikes is None)
 
     def micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -206,7 +207,7 @@ def is_due(step: int, every_steps: int) -> bool:
 def begin_step(run: TrainingRun, step: int) -> int | None:
     """Launch the step, record those before it while the GPU works on it, and let the probes that are due measure it.
 
-    Return an earlier step if it diverged; then this one leaves nothing. `record_steps` records this one.
+    Return the step that diverged if an earlier one did; the new step is then not recorded. Else return None.
     """
     if not run.unread:
         run.began_s = time.perf_counter()

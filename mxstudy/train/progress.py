@@ -24,7 +24,7 @@ class Progress:
             None  # step and time of the first row: it compiles, so its duration is not used
         )
         self.shown_s = 0.0
-        self.is_open = False  # the terminal's line has not ended
+        self.is_open = False  # whether the terminal's line still lacks its line break
 
     def show(self, row: dict[str, Any]) -> None:
         """Show the journal's row of a step just done, unless the last line is too recent."""

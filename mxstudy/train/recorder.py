@@ -67,7 +67,7 @@ class Recorder:
             self.status_s = time.monotonic()
 
     def measuring(self, what: str, done: int, total: int) -> None:
-        """Show that so much of a measurement of the model is done, between two steps."""
+        """Show the progress of a measurement between two steps: `done` of `total`."""
         self.progress.show_part(what, done, total)
 
     def save(self, step: int) -> None:
@@ -117,7 +117,7 @@ class Follower:
 def record_end(recorder: Recorder | Follower, folder: RunFolder, state: str, why: str | None, leave: Leave) -> None:
     """Record the run's end; `why`: how it diverged, or None.
 
-    A signal is the reason only of a run that it has stopped; `received_signals` has one that came too late.
+    The reason names a signal only if it stopped the run; `received_signals` also has those that came too late.
     """
     reason = leave.signal.name if state == "preempted" and leave.signal else why
     if is_first():

@@ -132,8 +132,14 @@ def blended(folder: Path) -> config.Blend:
         (empty, r"data\.paths: \S+a\.txt is empty; name a file with text"),
         (one_character, r"data\.validation_fraction: 0\.02 of the 1 characters of \S+a\.txt leaves none to train on"),
         (hardly_any, r"data\.validation_fraction: 1e-20 of the 3 characters of \S+a\.txt leaves none to validate on"),
-        (nothing_new, r"data: no text is left to validate on, for one that is empty, or trained on too, is dropped; "),
-        (repeated, r"data: no text is left to validate on, for one that is empty, or trained on too, is dropped; "),
+        (
+            nothing_new,
+            r"data: no validation text is left, because empty texts and texts that are also trained on are dropped; ",
+        ),
+        (
+            repeated,
+            r"data: no validation text is left, because empty texts and texts that are also trained on are dropped; ",
+        ),
         (same_file, r"data\.validation_paths: \S+/b\.txt is one of data\.paths too; leave it out of one of them"),
         (absent, r"data\.validation_paths: 'nowhere\.txt' does not exist, and matches no file as a glob pattern"),
         (

@@ -123,7 +123,7 @@ def test_olmes_shots_are_found_in_the_training_split_in_its_order(
     monkeypatch.setitem(curated_shots.CURATED, "piqa", Curated(("goal", "sol1"), keys, digests=True))
     found = asked("piqa", shots=2, curated_shots=True, data_dir=str(folder))
     assert {question.shots for question in found} == {(9, 5)}  # two rows of the file come before these
-    with pytest.raises(ConfigError, match=r"^evaluation\.curated_shots: of piqa there are 3, not 4$"):
+    with pytest.raises(ConfigError, match=r"^evaluation\.curated_shots: piqa has 3, not 4$"):
         asked("piqa", shots=4, curated_shots=True, data_dir=str(folder))
     monkeypatch.setitem(curated_shots.CURATED, "piqa", Curated(("goal",), (train[2]["goal"], "nowhere")))
     with pytest.raises(ConfigError, match=r"piqa\.train\.jsonl: has no row with the goal nowhere, a shot of OLMES for"):
@@ -162,7 +162,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], says: st
 @pytest.mark.parametrize("settings", [{"shots_dir": "x"}, {"curated_shots": True}, {"shots_seed": 1}])
 def test_what_chooses_shots_is_refused_for_a_task_that_has_its_own(settings: dict[str, Any]) -> None:
     key = next(iter(settings))
-    with pytest.raises(ConfigError, match=rf"^evaluation\.{key}: the shots of mmlu are its own"):
+    with pytest.raises(ConfigError, match=rf"^evaluation\.{key}: has no effect on the fixed shots of mmlu"):
         questions.check(Evaluation(tasks=("piqa", "mmlu"), task_shots={"mmlu": 5}, **settings))
 
 

@@ -198,7 +198,10 @@ def test_a_bias_starts_at_zero_and_changes_no_other_weight():
     [
         ({"head_dim": 7}, "head_dim: must be positive and even, not 7"),
         ({"head_dim": 0}, "head_dim: must be positive and even, not 0"),
-        ({"qk_norm": False, "qk_norm_by_head": True}, "qk_norm_by_head: there is no such norm; set qk_norm too"),
+        (
+            {"qk_norm": False, "qk_norm_by_head": True},
+            "qk_norm_by_head: has no effect without qk_norm",
+        ),
     ],
 )
 def test_attention_that_cannot_be_is_refused(changed, says):

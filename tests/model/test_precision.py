@@ -362,7 +362,7 @@ def test_ends_of_their_own_and_the_tail_nearest_to_15_percent_can_be_left_out():
     for ends, message in (
         ((2, 3), r"precision.skip_blocks: \[2,3\] leave none of 5"),
         ((1, -1), "skip_blocks: must not be negative"),
-        ((2, 2), r"skip_blocks: \[2, 2\] is written 2"),
+        ((2, 2), r"skip_blocks: write 2 instead of \[2, 2\]"),
     ):
         with pytest.raises(ConfigError, match=message):
             left_out(5, ends)

@@ -151,7 +151,7 @@ def test_the_plan_says_what_is_rounded_and_which_blocks_run_module_by_module() -
     model = decoder(asked)
     said = describe(model, apply_precision(model, asked, 0, "bf16", CPU)).splitlines()
     assert "gains and biases: 4 norms in mx (E4M3, blocks of 32), 5 norms in the compute dtype" in said
-    assert "vector operations: each of a norm's and of an activation's is rounded to bf16" in said
+    assert "vector operations: rounded to bf16 after each operation of a norm or an activation" in said
     assert said[-1] == "2 blocks: reference (the norm's output is op_by_op, which is stored as a tensor)"
 
 

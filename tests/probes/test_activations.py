@@ -19,7 +19,7 @@ from mxstudy.probes.activations import (
     norm_output,
 )
 from mxstudy.probes.base import StepView, values_of
-from mxstudy.probes.fused import compiled
+from mxstudy.probes.compiled import compiled
 from mxstudy.probes.histogram_bins import bin_edges
 
 MXFP8 = PRECISIONS["mxfp8"]

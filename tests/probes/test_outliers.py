@@ -12,7 +12,7 @@ import torch
 from mxstudy.config import observation
 from mxstudy.model import RMSNorm
 from mxstudy.probes.base import StepView
-from mxstudy.probes.fused import compiled
+from mxstudy.probes.compiled import compiled
 from mxstudy.probes.outliers import FeatureRing, OutlierFeatures, token_maxima
 from mxstudy.probes.ring_file import read_ring
 

@@ -14,7 +14,7 @@ from mxstudy.model import MXNorm, NormLinear
 from mxstudy.probes import saturation, shadow
 from mxstudy.probes.activations import counts_of, input_and_output_counts, mean_squares, mean_squares_of
 from mxstudy.probes.build import build_probes, build_spikes
-from mxstudy.probes.fused import fused
+from mxstudy.probes.compiled import on_gpu_compiled
 from mxstudy.probes.outliers import token_maxima
 from mxstudy.probes.saturation import Saturation
 from mxstudy.train.loop import TrainingRun, train, train_step
@@ -64,7 +64,7 @@ def test_counts_and_rms_are_those_of_a_cpu():
     assert torch.equal(there[1][0], here[1][0])
     moved = (there[1][1] - here[1][1]).abs().sum() / 2  # an RMS whose last bit differs moves a few
     assert moved < 1e-4 * x.numel()
-    for got, want in zip(fused(token_maxima, x.to(CUDA)), token_maxima(x), strict=True):
+    for got, want in zip(on_gpu_compiled(token_maxima, x.to(CUDA)), token_maxima(x), strict=True):
         torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=0)
 
 

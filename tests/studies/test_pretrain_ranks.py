@@ -25,7 +25,7 @@ from mxstudy.evaluation.checkpoints import describe, load, newest
 from mxstudy.probes.ring_file import read_ring
 from mxstudy.reader import ConfigError
 from mxstudy.studies import study_of
-from mxstudy.studies.pretrain.check import sampling_of
+from mxstudy.studies.pretrain.built import sampling_of
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train import watch

@@ -101,9 +101,14 @@ def test_every_kind_of_run_has_its_files_and_they_are_there() -> None:
     for study in STUDIES:
         files = code_of(study)["code_files"]
         assert len(files) > 10
-        assert not any(name.startswith(("tracking", "launch", "results", "probes")) for name in files)
+        assert not any(name.startswith(("tracking", "launch", "results")) for name in files)
+        measures = {"approximation": {"probes/saturation.py"}}
+        assert {name for name in files if name.startswith("probes/")} == measures.get(study, set())
     assert "numerics/formats.py" in code_of("pretrain")["code_files"]
     assert "students/model.py" not in code_of("pretrain")["code_files"]
+    assert not decides("kernels/norm_outputs.py", "pretrain")  # only probes call it
+    assert decides("studies/perplexity/check.py", "perplexity")
+    assert decides("studies/approximation/tables.py", "approximation")
     assert decides("model/norm.py", "prepare_data") is decides("launch/plan.py", "a new kind") is False
     assert decides("students/model.py", "a new kind")
     assert decides("my_norm.py", "pretrain")  # in no room of ours

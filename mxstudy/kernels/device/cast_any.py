@@ -5,7 +5,7 @@ groups, part by part, as a tuple: one tensor [groups below, groups beside one an
 butterflies and maxima are elementwise for either axis, and one thread's registers hold what belongs together.
 
 A group whose elements do not fit in registers has several parts (rows of a block). They are read twice: for the block's
-maximum, and to be rounded. CAST is a `CompiledCast` of that module.
+maximum, and to be rounded. CAST is a `CompiledCast` of mxstudy.kernels.operand_cast.
 """
 
 import triton

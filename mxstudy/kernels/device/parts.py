@@ -1,7 +1,7 @@
 """Load and store one tile per element that a thread holds: tensors [groups below, groups beside one another].
 
 For groups along a row a thread moves vectors of 128 bits and takes them apart; for groups along a column it moves what
-is adjacent in each row. CAST is a `CompiledCast` of mxstudy.kernels.cast_any.
+is adjacent in each row. CAST is a `CompiledCast` of mxstudy.kernels.operand_cast.
 """
 
 import triton

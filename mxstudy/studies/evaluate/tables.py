@@ -21,7 +21,7 @@ DIFFERENCES = ("task", "form", "score", "p", "bits/char")
 def show_scores(folder: RunFolder) -> None:
     """Print the share of right answers in percent, the share by guessing, and the bits per character of the right one.
 
-    Both are +- standard error.
+    Score and bits per character have a standard error, after +-.
     """
     cells = score_rows(folder)
     notes = ["*: the better form of a task"] if any(form.endswith("*") for _, form, *_ in cells) else []

@@ -19,20 +19,20 @@ from mxstudy.config import Pretrain, blend_of
 from mxstudy.config.data import SMALLEST_BPE
 from mxstudy.data import blends, corpus
 from mxstudy.data.batches import Batches, rows_of_rank
-from mxstudy.data.sampling import Sampling, apportion
+from mxstudy.data.sampling import apportion
 from mxstudy.data.shards import Shards, open_shards
 from mxstudy.data.tokenizer import ByteTokenizer, load_pretrained
 from mxstudy.evaluation import questions
 from mxstudy.evaluation.generation import check_casts, check_prompts_of
 from mxstudy.model.all_gather import ELSE, Width, check_all_gather
 from mxstudy.model.backends import backends_of, describe_backends
-from mxstudy.model.decoder import Decoder
 from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.fused_block import recompute_mlps
 from mxstudy.model.moe import mixtures_of, scaled_operand
-from mxstudy.model.precision import DTYPES, apply_precision, check_starts, check_tokens
+from mxstudy.model.precision import apply_precision, check_starts, check_tokens
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies.folders import check_folder
+from mxstudy.studies.pretrain.built import build_model, sampling_of
 from mxstudy.studies.protocol import Keyed
 from mxstudy.tracking.mixed_backends import all_backends, backends_by_step
 from mxstudy.train.runtime import is_planned, resolve_device
@@ -92,7 +92,7 @@ def backend_notes(config: Pretrain) -> list[str]:
 
 @contextmanager
 def naming_a_size() -> Iterator[None]:
-    """Add a size that fits to the ConfigError that a norm's blocks do not divide the hidden size."""
+    """Extend the ConfigError of a norm whose blocks do not divide the hidden size: add a hidden size that fits."""
     try:
         yield
     except ConfigError as error:
@@ -206,7 +206,7 @@ def prepared(keyed: Keyed[Pretrain], here: Path) -> dict[str, Shards]:
     """Return the shards of the corpora that are prepared, by name. Raises ConfigError for damaged ones."""
     config = keyed.value
     folders = blends.locate(config.data, config.tokenizer, Path(config.cache_dir))
-    # os.path.exists is False, too, for a path that cannot be
+    # unlike Path.exists, os.path.exists does not raise for a path that is too long
     return {name: open_shards(folder) for name, folder in folders.items() if os.path.exists(folder)}
 
 
@@ -247,7 +247,7 @@ def most_tokens(data: schemas.Data, chosen: schemas.Tokenizer) -> float:
 
 
 def most_held_out(data: schemas.Data, chosen: schemas.Tokenizer) -> float:
-    """Return the most tokens that validation can be on in local text files of at most READ_BYTES, else infinity.
+    """Return the largest number of validation tokens that local text files of READ_BYTES can have, else infinity.
 
     Raises ConfigError if these files have no text.
     """
@@ -298,12 +298,3 @@ def recomputation(config: Pretrain) -> str:
 def flops_of_model(keyed: Keyed[Pretrain], sequence_length: int) -> int:
     with torch.device("meta"):
         return build_model(keyed.value).flops_per_token(sequence_length)
-
-
-def sampling_of(config: Pretrain) -> Sampling:
-    """Return which corpus each sample is taken from. Raises ConfigError for a phase or a corpus that gets none."""
-    return Sampling(blend_of(config.data), config.train.steps, config.train.batch_size, config.data_seed)
-
-
-def build_model(config: Pretrain) -> Decoder:
-    return Decoder(config.model, config.norm, config.precision.settings, DTYPES[config.train.compute])

@@ -33,7 +33,8 @@ from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.stragglers import Ranks
 from mxstudy.reader import ConfigError, plain, require
 from mxstudy.small_files import read_json
-from mxstudy.studies.pretrain.check import build_model, check, check_vocabulary, recomputation, sampling_of
+from mxstudy.studies.pretrain.built import build_model, sampling_of
+from mxstudy.studies.pretrain.check import check, check_vocabulary, recomputation
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder
 from mxstudy.tracking.journal import Row, first_missing, read_journal
 from mxstudy.train.checkpoint import Checkpoints, state_tensors

@@ -15,6 +15,6 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False, options={"realize_opcount_threshold": 1000})
 
 
-def fused(function: Callable[..., Any], *arguments: Any) -> Any:
+def on_gpu_compiled(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return `function(*arguments)`, compiled if the last argument is a tensor on a GPU."""
     return (compiled(function) if arguments[-1].is_cuda else function)(*arguments)
