@@ -61,6 +61,7 @@ UNUSED = {
     "evaluation.tasks": {"evaluation": {"tasks": ["boolq"]}},
     "evaluation.task_shots": {"evaluation": {"task_shots": {"piqa": 5}}},
     "evaluation.task_forms": {"evaluation": {"task_forms": {"piqa": "mcf"}}},
+    "evaluation.tokens_per_batch": {"evaluation": {"tokens_per_batch": 99}},
 }
 
 

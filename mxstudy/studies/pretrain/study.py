@@ -28,6 +28,7 @@ from mxstudy.train.runtime import PEAK_FLOPS, resolve_device
 GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44
 # The keys that decide the questions. Not limit, which +debug=tiny sets for every run, nor data_dir: a folder may move.
 QUESTIONS = ("tasks", "form", "task_forms", "shots", "task_shots", "shots_seed", "curated_shots", "shots_dir")
+ASKED_HOW = ("skip_missing", "tokens_per_batch")  # they decide neither questions nor answers
 WRITTEN = ("prompts", *vars(Texts()))  # the keys that decide the texts
 AT_RATE = f"""\
 GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16 and {MFU_MX:.0%} with emulated MX
@@ -62,7 +63,7 @@ class PretrainStudy(Study[Pretrain]):
 
     def check_watched(self, config: Pretrain) -> None:
         for key, part in self.watched(config).items():
-            check_off(key, part, QUESTIONS if key == "evaluation" else vars(part))
+            check_off(key, part, (*QUESTIONS, *ASKED_HOW) if key == "evaluation" else vars(part))
         ring_steps = config.probe.outlier_features.ring_steps
         require(
             config.probe.spikes.every_steps > 0 or ring_steps in (0, OutlierFeatures.ring_steps),
