@@ -23,6 +23,7 @@ from mxstudy.kernels import RowNorm
 from mxstudy.kernels.norm_outputs import Bins, norm_bins, norm_mean_squares
 from mxstudy.kernels.operators import BLOCK_SIZES
 from mxstudy.model.linear import NormLinear
+from mxstudy.model.moe import ExpertNormLinear
 from mxstudy.model.norm import Norm, Output, kernel_norm, why_no_kernel_norm
 from mxstudy.numerics.norm_linear import center, row_mean
 from mxstudy.probes.base import Later, StepView, Values
@@ -94,20 +95,26 @@ def input_and_output_counts(module: nn.Module, x: Tensor) -> Tensor:
 
 
 KernelNorm = tuple[RowNorm, str | None, BlockCast]
+KERNEL_LINEARS, READS = (NormLinear, ExpertNormLinear), {"normalize", "rms", "read"}
 
 
 def kernel_norm_of(module: nn.Module) -> KernelNorm | None:
     """Return the norm, format and cast of the module's output as kernels take them, or None if they do not compute it.
 
-    The output of a norm that does not fold its gain is not cast.
+    The output of a norm that does not fold its gain is not cast. A linear of another class, or with own methods, may
+    read its norm in another way.
     """
     norm, fmt, settings = norm_of(module), None, BlockCast()
+    if isinstance(module, NormLinear) and (type(module) not in KERNEL_LINEARS or READS & vars(module).keys()):
+        return None
     if isinstance(module, NormLinear) and norm.fold_gain and module.gemms.forward_x is not None:
         cast = module.gemms.forward_x
         if module.gemms.forward_transform is not None or any(PLAIN.lacked_in(cast)):
             return None
         fmt, settings = cast.format, settings_of(cast)
     elif norm.estimates:
+        if isinstance(module, NormLinear) and module.gemms.forward_transform is not None:
+            return None  # its RMS is that of the rotated input
         settings = BlockCast(getattr(norm, "block_size", settings.block_size))
     has_kernel = settings.block_size in BLOCK_SIZES and not why_no_kernel_norm(
         norm, settings.block_size, get_args(Output)

@@ -44,7 +44,7 @@ OPERANDS = {
     "wgrad_dh": ("dh_TO", -2),
     "wgrad_x": ("x_TI", -2),
 }
-GAUSSIAN_SHAPE, GAUSSIAN_SEED = (1024, 1024), 0
+GAUSSIAN_SIZE, GAUSSIAN_SEED = 1024, 0
 
 
 class Saturation:
@@ -172,8 +172,13 @@ def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
 
 @functools.cache
 def gaussian_quality(cast: Cast) -> dict[str, float]:
-    """Return `quality` of a million fixed N(0, 1) numbers, on the CPU; stochastic rounding is drawn once."""
-    x = torch.randn(GAUSSIAN_SHAPE, generator=torch.Generator().manual_seed(GAUSSIAN_SEED))
+    """Return `quality` of a million fixed N(0, 1) numbers, on the CPU; stochastic rounding is drawn once.
+
+    There are 1024 columns, or as many more as whole blocks need.
+    """
+    rows, block_size = GAUSSIAN_SIZE, cast.block_size or 1
+    columns = -(-GAUSSIAN_SIZE // block_size) * block_size
+    x = torch.randn((rows, columns), generator=torch.Generator().manual_seed(GAUSSIAN_SEED))
     key = torch.tensor(stream_key(GAUSSIAN_SEED, "gaussian"))
     draws = Draws(key, torch.zeros(2, dtype=torch.int64)) if is_random(cast) else None
     return {name: value.item() for name, value in quality(quantized_operand(x, cast, -1, draws), x, cast).items()}

@@ -62,9 +62,24 @@ class Doubled(RMSNorm):
         return super().rms(x) / 2
 
 
+class Clamped(NormLinear):
+    """A linear of somebody's own, which reads its norm in another way."""
+
+    def normalize(self, x):
+        return super().normalize(x).clamp(-1, 1)
+
+
+def read_another_way(linear):
+    linear.read = lambda xbar: 3 * xbar
+    return linear
+
+
 @pytest.mark.parametrize(
     "module",
     [
+        Clamped(MXNorm(64, p=2.0), 32, 0.02),
+        read_another_way(read_by(FOLDED)),
+        read_by(MXNorm(64, p=1.0), Gemms(forward_transform=Hadamard(size=16))),
         read_by(Doubled(64)),
         Doubled(64),
         read_by(PostRoundMXNorm(64)),

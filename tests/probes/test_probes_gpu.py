@@ -75,7 +75,8 @@ def test_saturation_by_kernels_is_that_of_pytorch(precision, monkeypatch):
     run.model.to(CUDA)
     run.device, run.diverged = CUDA, run.diverged.to(CUDA)
     view, probe = train_step(run, 0), Saturation(config.Saturation(every_steps=1))
+    captured = shadow.capture_linears(run.model, shadow.whole_blocks(run.model, view.first_sequence()), view.tokens)
+    monkeypatch.setattr(saturation, "capture_linears", lambda *_: captured)  # a backward may differ in its last bits
     by_kernels = probe.measure(view)
     monkeypatch.setattr(saturation, "has_kernel", lambda source: False)
-    monkeypatch.setattr(shadow, "cast_by_kernels", lambda *_: None)
     assert by_kernels == pytest.approx(probe.measure(view), rel=1e-12)

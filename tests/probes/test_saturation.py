@@ -199,6 +199,12 @@ def test_a_gaussian_has_its_last_bin(quantity: str, expected: float) -> None:
     assert got[quantity] == pytest.approx(expected, abs=2e-4)
 
 
+@each("block_size", [24, 48, 96])
+def test_a_gaussian_has_whole_blocks_of_any_size(block_size: int) -> None:
+    usual, own = (gaussian_quality(e4m3(block_size=size)) for size in (32, block_size))
+    assert own["sqnr_db"] == pytest.approx(usual["sqnr_db"], abs=1.0)
+
+
 @each(("headroom", "noise"), [(1.0, 0.0188), (16 / 17, 0.0236)])
 def test_a_gaussian_is_rounded_as_the_operand_is(headroom: float, noise: float) -> None:
     """NVFP4's stochastic rounding has twice the noise of rounding to nearest (computed elsewhere, on N(0, 1))."""
