@@ -43,6 +43,7 @@ OVERFLOW = (*sweep("overflow"), "overflow")
 GRADIENT_BIAS = (*sweep("gradient_bias"), "gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
 DECISIVE = "decisive decisive_2 decisive_3"
+FP4_RUN = ("fp4_where",)  # of the ten sweeps
 TRAIN_STEPS = "train_step_h100_llama_125m train_step_h100_llama_1b"
 ZERO_SHOT = (
     ("scores", "samples"),
@@ -290,8 +291,9 @@ FIGURES = (
     ),
     models("mxfp8_table02_models", "MXFP8 recipe, table 2", RUNS, *ELEMENTS, arguments="--paper mxfp8"),
     *(
-        Figure(name, shows, kinds, *sweep(of.sweep), script=script, arguments=f"--of {of.sweep}")
+        Figure(name, shows, kinds, *sweep(of.sweep), published, script, f"--of {of.sweep}")
         for of in CONTRADICTIONS
+        for published in [of.sweep if of.sweep in FP4_RUN else None]
         for name, shows, kinds, script in (
             (of.sweep, of.asks, (*RUNS, "gradient_bias"), "arm_losses"),
             (f"{of.sweep}_errors", "where its errors are made", (*RUNS, "saturation", "gradient_bias"), "fp4.errors"),
@@ -301,6 +303,8 @@ FIGURES = (
 
 IMAGES = {  # {image on a page of results/: the figure that it is}
     "decisive": "student_decisive",
+    "fp4_where": "fp4_where",
+    "fp4_where_errors": "fp4_where_errors",
     "gradient_bias": "instability_fig05_gradient_bias",
     "gradient_bias_at_divergence": "gradient_bias_at_divergence",
     "initialisation": "instability_fig11_initialisation",

@@ -13,7 +13,6 @@ from matplotlib.colors import to_hex
 from scipy import stats
 from student_frames import frame, replica
 
-from analysis.pages.decisive_arms import LESS, judged_by
 from analysis.students import arms, decisive
 
 DATA_SEEDS, SEEDS = (0, 1, 2, 3), (0, 1, 2, 3, 4, 5, 6, 7)
@@ -110,9 +109,9 @@ def test_no_verdict_is_made_from_mixed_code() -> None:
     ]
     mixed = arms.difference(*parts)
     assert mixed.low > 0
-    assert mixed.verdict == judged_by(LESS, mixed) == "cannot tell (mixed code)"
+    assert mixed.verdict == "cannot tell (mixed code)"
     one = arms.difference(*(part.assign(code="a") for part in parts))
-    assert (one.verdict, judged_by(LESS, one)) == ("more often", "contradicted")
+    assert one.verdict == "more often"
 
 
 def factorial(diverges: Callable[..., bool]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Make the parts of the students' page about the arms of `decisive`, and what they say of the paper's remedies.
+"""Make the parts of the students' page about the arms of `decisive`: four data seeds, of two codes.
 
 A run has diverged if its loss stays over 10 times its best for more than 500 steps. So 500 steps before its end it is
 known of every run whether it has diverged by then, and fractions are of all runs.
@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import NamedTuple
 
 import pandas as pd
 
 from analysis.pages.marks import Parts, least_and_most, one_or_range, rows_of, share_of
 from analysis.pages.student_lots import counted, shown
-from analysis.statistics import CONFIDENCE, LEAST_UNITS, joint_level
 from analysis.students.arms import (
-    MIXED,
     FractionDifference,
     difference,
     middle_step,
-    of_units,
     quartiles,
     shown_interval,
 )
@@ -122,89 +118,9 @@ def effect(name: str) -> str:
     return shown(main_effects()[name][CODE])
 
 
-# ----------------------------------------------------------------------------------------------------------- remedies
-
 FACTORIAL = [(rounding, rule) for rounding in ("even", "away") for rule in ("floor", "rceil")]
 IN_MX = [f"gain mx, {rounding}, {rule}" for rounding, rule in FACTORIAL]
 OUT_OF_MX = [f"gain {gain}, {rounding}, {rule}" for gain in ("bf16", "fp32") for rounding, rule in FACTORIAL]
-LESS, ALIKE = "diverges less often than {}", "is as stable as {}"
-REMEDIES = (  # what the paper proposes, the arms that have it, what is claimed of them, the arms compared with
-    ("nothing quantised in the backward (forward only)", ["mxfp8, forward only"], ALIKE, "bf16", ["bf16"]),
-    ("nothing quantised in the backward (forward only)", ["mxfp8, forward only"], LESS, "MXFP8", [REFERENCE]),
-    ("activations in bf16 (that is weights only in MX)", ["mxfp8, weights only"], LESS, "MXFP8", [REFERENCE]),
-    ("gains kept out of MX", OUT_OF_MX, LESS, "gains in MX", IN_MX),
-)
-LEVEL = joint_level(len(REMEDIES))  # the intervals of all remedies hold together
-
-
-class OneCode(NamedTuple):
-    """The data seeds that have both arms of a remedy in one code.
-
-    It holds the runs with the remedy, and those that they are compared with.
-    """
-
-    seeds: list[int]
-    code: str
-    runs: pd.DataFrame
-    baseline: pd.DataFrame
-
-
-def remedies() -> str:
-    """Return a line for each remedy, and below it one for each code alone."""
-    cells = []
-    for place, (name, _, claim, other, _) in enumerate(REMEDIES):
-        cells.append((name, claim.format(other), *cells_of(claim, *of_remedy(place))))
-        for seeds, code, runs, baseline in by_code(place):
-            which = f"data seeds {' and '.join(map(str, seeds))}, code `{code}`"
-            cells.append(("", which, *cells_of(claim, runs, baseline)))
-    columns = ["remedy", "claim", "diverged with it", "and of what it is compared with"]
-    columns += [f"difference, {100 * LEVEL:.2f} %", "so the claim is"]
-    return markdown(columns, cells, left=columns)
-
-
-def of_remedy(place: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the runs with a remedy, and those that they are compared with."""
-    ours, theirs = (pd.concat([of_arm(arm) for arm in REMEDIES[place][column]]) for column in (1, 4))
-    return ours, theirs
-
-
-def by_code(place: int) -> list[OneCode]:
-    """Return the runs of a remedy by code, where a data seed has both arms in it, in the order of data seeds."""
-    found = []
-    for code in decisive()["code"].unique():
-        ours, theirs = (part[part["code"] == code] for part in of_remedy(place))
-        if seeds := {*ours[DATA_SEED]} & {*theirs[DATA_SEED]}:
-            found.append(OneCode(sorted(seeds), code, ours, theirs))
-    return sorted(found, key=lambda one: one.seeds)
-
-
-def in_each_code(place: int) -> str:
-    """Return the difference of a remedy in each code that has it, such as '+0.56 and +0.50'."""
-    found = [compared(one.runs, one.baseline, CONFIDENCE) for one in by_code(place)]
-    return " and ".join(f"{one.value:+.2f}" for one in found)
-
-
-def cells_of(claim: str, runs: pd.DataFrame, baseline: pd.DataFrame) -> tuple[str, ...]:
-    found = compared(runs, baseline, LEVEL)
-    return counted(runs), counted(baseline), shown(found), judged_by(claim, found)
-
-
-def compared(runs: pd.DataFrame, baseline: pd.DataFrame, level: float) -> FractionDifference:
-    """Return the difference of two groups of arms, which are averaged in each data seed."""
-    ours, theirs = ((part["diverged"] > 0).astype(float) for part in (runs, baseline))
-    units = ours.groupby(runs[DATA_SEED]).mean() - theirs.groupby(baseline[DATA_SEED]).mean()
-    return of_units(units.dropna(), (ours, theirs), level, [runs, baseline])
-
-
-def judged_by(claim: str, found: FractionDifference) -> str:
-    """Return what the interval says of a claim: supported, not supported, contradicted, cannot tell or mixed code."""
-    if found.is_mixed:
-        return MIXED
-    if found.units < LEAST_UNITS:
-        return "cannot tell"
-    if found.low > 0:
-        return "contradicted"
-    return "supported" if found.high < (0 if claim == LESS else MARGIN) else "not supported"
 
 
 def of_text() -> pd.DataFrame:
@@ -271,21 +187,11 @@ DECISIVE_ARMS: Parts = {
     "arms": arms,
     "differences": of_differences,
     "effects": of_effects,
-    "remedies": remedies,
     "MXFP8": partial(count_of, REFERENCE),
     "FP32": partial(count_of, "fp32"),
-    "bf16": partial(count_of, "bf16"),
-    "forward only": partial(count_of, "mxfp8, forward only"),
-    "weights only": partial(count_of, "mxfp8, weights only"),
     "rmsnorm": partial(count_of, "rmsnorm"),
     "rmsnorm in bf16": partial(count_of, "bf16, rmsnorm"),
     "MXFP8 minus FP32": partial(less, REFERENCE, "fp32"),
-    "MXFP8 minus bf16": partial(less, REFERENCE, "bf16"),
-    "forward only minus bf16": partial(less, "mxfp8, forward only", "bf16"),
-    "forward only, in each code": partial(in_each_code, 0),
-    "weights only, in each code": partial(in_each_code, 2),
-    "gains out of MX, in each code": partial(in_each_code, 3),
-    "weights only minus MXFP8": partial(less, "mxfp8, weights only", REFERENCE),
     "teacher of the text": lambda: share_of(of_text()["diverged"] != 0),
     "gains out of MX": lambda: counted(pd.concat(map(of_arm, OUT_OF_MX))),
     "gains in MX": lambda: counted(pd.concat(map(of_arm, IN_MX))),

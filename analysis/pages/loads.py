@@ -136,7 +136,8 @@ MEASUREMENTS = {
     "probe_overhead_earlier": "an H200, nearly alone",
     "probe_overhead_h100": "an H100 of a busy host",
     "probe_overhead_h200": "an H200, beside one other benchmark",
-    PROBED: "an H100, alone; steps that follow one another",
+    "probe_overhead_h100_pytorch": "an H100, alone; steps that follow one another",
+    PROBED: "the same on another H100, after probes got kernels",
 }
 EVERY_100, EVERY_STEP, WATCH = "all but gradient_bias", "norm_output_rms", "spike watch, ring of features"
 
@@ -195,11 +196,10 @@ PROBES: Parts = {
     "all": partial(overhead, PROBED, EVERY_100, ".2f"),
     "rms": partial(overhead, PROBED, EVERY_STEP, ".1f"),
     "rms, every 10": lambda: f"{100 * row(PROBED, probes=EVERY_STEP)['overhead'] / 10:.2f} %",
-    "all, earlier": partial(overhead, "probe_overhead_earlier", EVERY_100, ".3f"),
-    "rms, earlier": partial(overhead, "probe_overhead_earlier", EVERY_STEP, ".1f"),
     "extra of all": partial(extra, PROBED),
-    "all, H200": partial(overhead, "probe_overhead_h200", EVERY_100, ".2f"),
-    "rms, H200": partial(overhead, "probe_overhead_h200", EVERY_STEP, ".1f"),
-    "extra of all, earlier": partial(extra, "probe_overhead_earlier"),
-    "extra of all, H200": partial(extra, "probe_overhead_h200"),
+    "extra of rms": lambda: f"{row(PROBED, probes=EVERY_STEP)['extra_ms']:.1f}",
+    "extra of rms, PyTorch": lambda: f"{row('probe_overhead_h100_pytorch', probes=EVERY_STEP)['extra_ms']:.1f}",
+    "extra of all, PyTorch": partial(extra, "probe_overhead_h100_pytorch"),
+    "all, PyTorch": partial(overhead, "probe_overhead_h100_pytorch", EVERY_100, ".2f"),
+    "rms, PyTorch": partial(overhead, "probe_overhead_h100_pytorch", EVERY_STEP, ".1f"),
 }

@@ -124,6 +124,13 @@ def arms(of: Question) -> str:
     return markdown(("arm", "finished", "mean loss", "minus bf16", "least .. most"), cells, left=["arm"])
 
 
+def over_bf16(of: Question, arm: str) -> str:
+    """Return by how much an arm ends above bf16, on average over its pairs, in nats a token: '+0.0549'."""
+    runs = runs_of(of.sweep)
+    found = {} if runs is None else losses(of, runs)
+    return f"{found[arm].value:+.4f}" if arm in found else NOT_RUN
+
+
 def rounded_down(of: Question) -> str:
     """Return in how many pairs the run with scales rounded down ends above that with scales rounded up: '16 of 16'."""
     runs = runs_of(of.sweep)
@@ -204,5 +211,10 @@ MOE: Parts = {**parts(MIXTURE.sweep), "arms": partial(arms, MIXTURE)}
 FP4: Parts = {
     **parts("fp4_recipes", *(of.sweep for of in CONTRADICTIONS)),
     **{f"arms of {of.sweep}": partial(arms, of) for of in CONTRADICTIONS},
+    **{
+        f"{gemm} of {recipe}": partial(over_bf16, CONTRADICTIONS[0], f"{scales} {letter}")
+        for scales, recipe in (("MX", "MXFP4"), ("NV", "NVFP4"))
+        for gemm, letter in (("forward", "F"), ("dgrad", "D"), ("wgrad", "W"))
+    },
 }
 LR_PAIRED: Parts = {**parts(PAIRED), "losses": partial(by_rate, PAIRED)}

@@ -8,6 +8,7 @@ import pandas as pd
 from scipy import stats
 
 from analysis.instability.fig06_learning_rate_grid import rates
+from analysis.pages.decisive_again import DECISIVE_AGAIN
 from analysis.pages.decisive_arms import DECISIVE_ARMS
 from analysis.pages.marks import Parts, rows
 from analysis.pages.student_forks import FORKS
@@ -103,6 +104,7 @@ def same_losses() -> str:
 
 STUDENT_TEACHER: Parts = {
     **DECISIVE_ARMS,
+    **DECISIVE_AGAIN,
     **FORKS,
     **MEASUREMENTS,
     "learning rates": learning_rates,

@@ -36,8 +36,7 @@ class OutlierFeatures:
 
     @torch.no_grad()
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        absmax_T, feature_T, square = on_gpu_compiled(token_maxima, x)
-        self.seen.setdefault(name, []).append((absmax_T, feature_T, square.expand_as(absmax_T)))
+        self.seen.setdefault(name, []).append(on_gpu_compiled(token_maxima, x))
 
     def measure(self, view: StepView) -> Values:
         tokens = (map(torch.cat, zip(*parts, strict=True)) for parts in self.seen.values())
@@ -51,10 +50,11 @@ class OutlierFeatures:
 
 
 def token_maxima(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each token's absmax, float32 [T], and its feature, int64 [T], and the mean square of x, float32 []."""
-    absmax_T, feature_T = x.flatten(0, -2).abs().max(-1)
-    square = torch.linalg.vector_norm(x, dtype=torch.float32).square() / absmax_T.numel() / x.shape[-1]
-    return absmax_T.float(), feature_T, square
+    """Return each token's absmax, float32 [T], the feature that has it, int64 [T], and its mean square, float32 [T]."""
+    x = x.flatten(0, -2)
+    absmax_T, feature_T = x.abs().max(-1)
+    norm_T = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
+    return absmax_T.float(), feature_T, norm_T.square() / x.shape[-1]
 
 
 def outlier(absmax_T: Tensor, feature_T: Tensor, square_T: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def outlier(absmax_T: Tensor, feature_T: Tensor, square_T: Tensor) -> Tensor:
     absmax, token = absmax_T.max(0)
     feature = feature_T[token]
     sharing = ((feature_T == feature) & (absmax_T >= absmax / 2)).sum()
-    return torch.stack([x.double() for x in (absmax, feature, sharing, square_T.mean().sqrt())])
+    return torch.stack([x.double() for x in (absmax, feature, sharing, square_T.double().mean().sqrt())])
 
 
 class FeatureRing:

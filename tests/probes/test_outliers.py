@@ -13,7 +13,7 @@ from mxstudy.config import observation
 from mxstudy.model import RMSNorm
 from mxstudy.probes.base import StepView
 from mxstudy.probes.compiled import compiled
-from mxstudy.probes.outliers import FeatureRing, OutlierFeatures, token_maxima
+from mxstudy.probes.outliers import FeatureRing, OutlierFeatures, outlier, token_maxima
 from mxstudy.probes.ring_file import read_ring
 
 NORM = RMSNorm(4)
@@ -103,6 +103,12 @@ def test_a_ring_keeps_the_activations_dtype_and_their_infinities(tmp_path: Path)
         np.array([[1.0, math.inf, math.nan, 2**-130]], dtype=np.float32),
         equal_nan=True,
     )
+
+
+def test_the_rms_of_millions_of_values_keeps_its_digits():
+    x = torch.randn(4, 512, 1024, generator=torch.Generator().manual_seed(0)).bfloat16()
+    rms = outlier(*token_maxima(x))[3].item()
+    assert rms == pytest.approx(x.double().square().mean().sqrt().item(), rel=1e-6)
 
 
 @pytest.mark.slow

@@ -1,0 +1,76 @@
+"""Make the parts of the students' page about the lot `decisive_again`: eight data seeds of one code, stated before."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import pandas as pd
+
+from analysis.ledger.page import effect, verdict
+from analysis.pages.decisive_arms import title
+from analysis.pages.marks import Parts, rows_of
+from analysis.pages.stated_lots import judged
+from analysis.pages.student_lots import counted, counted_and_open, shown
+from analysis.students.arms import difference, middle_step
+from analysis.students.decisive import REFERENCE, with_factors
+from analysis.units import DATA_SEED
+from mxstudy.results import markdown
+
+ARMS = {  # an arm's name here, and in the table
+    "bf16": "bf16",
+    "MXFP8": REFERENCE,
+    "gains in MX": "gain mx, even, floor",
+    "rceil": "gain bf16, even, rceil",
+    "weights only": "mxfp8, weights only",
+    "forward only": "mxfp8, forward only",
+    "E5M2": "mxfp8_e5m2",
+}
+CLAIMS = ("mxfp8-less-bf16", "weights-only", "forward-only", "gains-in-mx", "scale-rule", "e5m2")
+
+
+@cache
+def of_arm(name: str) -> pd.DataFrame:
+    runs = with_factors(rows_of("runs", "decisive_4"))
+    return runs[runs["arm"] == ARMS[name]]
+
+
+def arms() -> str:
+    """Return a table of the arms: runs that diverged, and differences by data seed."""
+    cells = []
+    for name, arm in ARMS.items():
+        own = of_arm(name)
+        by_seed = (own["diverged"] > 0).groupby(own[DATA_SEED]).sum()
+        less = ["-" if name == other else less_than(name, other) for other in ("bf16", "MXFP8")]
+        steps = middle_step(own["outcome.diverged_at"])
+        cells.append((title(arm), counted(own), own["open"].sum(), ", ".join(map(str, by_seed)), steps, *less))
+    columns = [
+        *("arm", "diverged by step 8,500", "up at the end", "diverged of 8, by data seed", "median step"),
+        *("minus bf16", "minus the reference"),
+    ]
+    return markdown(columns, cells, left=[columns[0], columns[3], *columns[5:]])
+
+
+def less_than(name: str, other: str) -> str:
+    return shown(difference(of_arm(name), of_arm(other)))
+
+
+def verdicts() -> str:
+    """Return a table of the claims that this lot judges, with their verdicts."""
+    claims = {one.claim.id: one for one in judged("student_teacher")}
+    found = [claims[f"instability-{name}"] for name in CLAIMS]
+    cells = [(one.claim.id, one.claim.says, one.units, effect(one).replace("|", "\\|"), verdict(one)) for one in found]
+    return markdown(("row", "claim", "n", "effect", "verdict"), cells, left=("row", "claim", "effect", "verdict"))
+
+
+def count(name: str) -> str:
+    return counted_and_open(of_arm(name))
+
+
+COMPARED = (("MXFP8", "bf16"), ("weights only", "MXFP8"), ("forward only", "bf16"), ("E5M2", "MXFP8"))
+
+DECISIVE_AGAIN: Parts = {
+    "arms again": arms,
+    "verdicts again": verdicts,
+    **{f"{name} again": partial(count, name) for name in ARMS},
+    **{f"{name} minus {other} again": partial(less_than, name, other) for name, other in COMPARED},
+}
