@@ -68,7 +68,7 @@ SKIP = "config.precision.skip_blocks"
 CONTRADICTIONS = (
     Question(
         "fp4_where",
-        "In which of the three GEMMs is the loss?",
+        "Which of the three GEMMs costs most in FP4?",
         {"bf16": BF16}
         | {
             f"{scales} {gemms}": arm(recipe, **of_gemms(gemms))
@@ -92,7 +92,7 @@ CONTRADICTIONS = (
         (
             worse("fp4-signs-harm", "arXiv 2605.09825", "random signs are worse than none", "by call", "all +1"),
             better(
-                "fp4-signs-help", "Quartet II, runs", "signs that take effect are better", "by call", "by call, after"
+                "fp4-signs-help", "Quartet II, runs", "signs before the transform are better than signs after it", "by call", "by call, after"
             ),
             better("fp4-signs-hadamard", "arXiv 2605.09825", "a fixed transform is better than none", "all +1", "none"),
             alike("fp4-signs-after", "control", "signs after the transform change nothing", "by call, after", "all +1"),
@@ -155,7 +155,7 @@ CONTRADICTIONS = (
             better(
                 "fp4-clipping-ceil",
                 "this project's arithmetic",
-                "with scales that clip nothing it is better",
+                "with scales that clip nothing stochastic rounding is better",
                 "S, ceil",
                 "S, floor",
             ),
@@ -177,15 +177,15 @@ CONTRADICTIONS = (
             worse(
                 "fp4-forward-hadamard-nv",
                 "arXiv 2509.25149; Quartet II, runs",
-                "it harms NVFP4",
+                "a Hadamard transform in the forward harms NVFP4",
                 "NV E2M1, H16",
                 "NV E2M1",
             ),
-            better("fp4-forward-hadamard-mx", "arXiv 2605.09825", "it helps MXFP4", "MX E2M1, H16", "MX E2M1"),
+            better("fp4-forward-hadamard-mx", "arXiv 2605.09825", "a Hadamard transform in the forward helps MXFP4", "MX E2M1, H16", "MX E2M1"),
             better(
                 "fp4-forward-hadamard-uniform",
                 "arXiv 2606.20381",
-                "it helps where all steps are alike",
+                "it helps a format with equal steps (E1M2)",
                 "NV E1M2, H16",
                 "NV E1M2",
             ),
@@ -239,14 +239,14 @@ CONTRADICTIONS = (
             worse(
                 "fp4-range-clipping",
                 "arXiv 2601.22813",
-                "what clips at the end of the range is worse",
+                "gradients that clip at the end of the range are worse",
                 "whole range, 24 bits",
                 "16/17, 24 bits",
             ),
             alike(
                 "fp4-range-bits",
                 "Transformer Engine",
-                "8 random bits are as good as 24",
+                "8 random bits per number are as good as 24",
                 "16/17, 8 bits",
                 "16/17, 24 bits",
             ),
@@ -321,7 +321,7 @@ CONTRADICTIONS = (
             better(
                 f"fp4-four-over-six-{name}",
                 "arXiv 2512.02010",
-                f"it lowers the loss, weights {blocks}",
+                f"the choice of two scales lowers the loss, weights {blocks}",
                 f"{blocks}, four over six",
                 blocks,
             )

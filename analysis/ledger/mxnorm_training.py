@@ -86,7 +86,7 @@ CLAIMS = (
         pretraining(
             id=f"mxnorm-high-rates-{name}",
             where="section 4.1, figure 3",
-            says=f"at rates above the best {words} ends higher than RMSNorm",
+            says=f"at 2^-5 and 2^-3, above the best rate, {words} ends higher than RMSNorm",
             there="125M and 1B",
             arms=f"{words}, RMSNorm, at 2^-5 and 2^-3",
             judge=Difference(SENSITIVITY, arm | {RATE: WINDOW}, RMS | {RATE: WINDOW}, over=(RATE,)),

@@ -104,10 +104,10 @@ def is_sampled(one: Judged) -> bool:
 
 
 def verdict(one: Judged, marks: str = "") -> str:
-    """Return the verdict between these marks, and why it counts as not run if it has too few units."""
-    return f"{marks}{one.shown_verdict}{marks}" + (
-        f", fewer than {LEAST_UNITS} units" if one.counted_as != one.verdict else ""
-    )
+    """Return the verdict between these marks, or 'not run' with the reason if it has too few units to count."""
+    if one.counted_as != one.verdict:
+        return f"{marks}{one.counted_as}{marks}, fewer than {LEAST_UNITS} units"
+    return f"{marks}{one.shown_verdict}{marks}"
 
 
 def effect(one: Judged) -> str:
