@@ -92,7 +92,11 @@ CONTRADICTIONS = (
         (
             worse("fp4-signs-harm", "arXiv 2605.09825", "random signs are worse than none", "by call", "all +1"),
             better(
-                "fp4-signs-help", "Quartet II, runs", "signs before the transform are better than signs after it", "by call", "by call, after"
+                "fp4-signs-help",
+                "Quartet II, runs",
+                "signs before the transform are better than signs after it",
+                "by call",
+                "by call, after",
             ),
             better("fp4-signs-hadamard", "arXiv 2605.09825", "a fixed transform is better than none", "all +1", "none"),
             alike("fp4-signs-after", "control", "signs after the transform change nothing", "by call, after", "all +1"),
@@ -181,7 +185,13 @@ CONTRADICTIONS = (
                 "NV E2M1, H16",
                 "NV E2M1",
             ),
-            better("fp4-forward-hadamard-mx", "arXiv 2605.09825", "a Hadamard transform in the forward helps MXFP4", "MX E2M1, H16", "MX E2M1"),
+            better(
+                "fp4-forward-hadamard-mx",
+                "arXiv 2605.09825",
+                "a Hadamard transform in the forward helps MXFP4",
+                "MX E2M1, H16",
+                "MX E2M1",
+            ),
             better(
                 "fp4-forward-hadamard-uniform",
                 "arXiv 2606.20381",

@@ -82,6 +82,8 @@ def draw(forks: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
                 style = {"linestyle": CONTROLS[name], "zorder": 3} if name in CONTROLS else {}
                 band(axes, losses_by_replica(own), color, spread=False, **style)
     limit(panels[:-1], metrics)
+    drawn = [Line2D([], [], color=BLACK, linestyle=CONTROLS[name], label=name) for name in colors if name in CONTROLS]
+    panels[0].legend(handles=drawn, loc="upper left", fontsize=6)
     panels[0].set_ylabel("training loss, median")
     draw_fractions(panels[-1], forks, points, colors)
     return figure
@@ -101,7 +103,9 @@ def draw_fractions(axes: Axes, forks: pd.DataFrame, points: Sequence[str], color
                 axes.hlines(y, share.low, share.high, color=color, linewidth=0.8)
                 axes.plot(share.value, y, **marker(number, color))
     axes.set(xlim=(-0.03, 1.03), ylim=(len(colors) - 0.5, -0.5), xlabel="fraction that diverges")
-    axes.set_yticks(range(len(colors)), list(colors), fontsize=7)
+    counts = forks.groupby(["intervention", "point"]).size().groupby(level=0).max()
+    shown = [name if counts[name] == counts.max() else f"{name} ({counts[name]} forks)" for name in colors]
+    axes.set_yticks(range(len(colors)), shown, fontsize=7)
     for label, color in zip(axes.get_yticklabels(), colors.values(), strict=True):
         label.set_color(color)
     marked = [Line2D([], [], label=title(point), **marker(number, "0.3")) for number, point in enumerate(points)]

@@ -17,16 +17,23 @@ from analysis.command import command
 from analysis.style import TWO_COLUMNS, heading, make_figure, plt
 from mxstudy import results
 
-ABREAST = 4  # panels in a row
+ABREAST = 4  # panels in a row, at most
 EXACT = "with the exact RMS"
+
+
+def abreast(panels: int) -> int:
+    """Return how many panels stand in a row: the most that fill all rows, or ABREAST if only one would."""
+    fitting = [width for width in range(2, ABREAST + 1) if panels % width == 0]
+    return min(panels, max(fitting, default=ABREAST))
 
 
 def draw(rows: pd.DataFrame) -> Figure:
     """Draw the figure. `rows` have name, tokens, and by depth each norm's `<norm>/rms` and `<norm>/rms_true`."""
     norms = [column.removesuffix("/rms") for column in rows if column.endswith("/rms")]
     runs = list(rows.groupby(["fingerprint", "name"], sort=False))
-    height = -(-len(runs) // ABREAST)
-    size, grid = (TWO_COLUMNS, 0.5 + 1.9 * height), (height, min(len(runs), ABREAST))
+    width = abreast(len(runs))
+    height = -(-len(runs) // width)
+    size, grid = (TWO_COLUMNS, 0.5 + 1.9 * height), (height, width)
     figure, panels = plt.subplots(*grid, figsize=size, sharex=True, sharey=True, squeeze=False)
     depth = plt.cm.ScalarMappable(plt.Normalize(0, len(norms) - 1), "viridis")
     for axes, ((_, name), run) in zip(panels.flat, runs, strict=False):
@@ -36,7 +43,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         axes.set_title(heading(name), fontsize=8)
     for axes in panels.flat[len(runs) :]:
         axes.set_visible(False)
-    lowest = panels.flat[max(0, len(runs) - ABREAST) : len(runs)]  # the lowest panel of each column
+    lowest = panels.flat[max(0, len(runs) - width) : len(runs)]  # the lowest panel of each column
     results.in_tokens(*lowest)
     for axes in lowest:
         axes.tick_params(labelbottom=True)

@@ -9,23 +9,9 @@ from typing import Any, NamedTuple
 from analysis.pages.marks import Parts, benchmark, row, rows
 from analysis.pages.step_parts import left_over
 from analysis.pages.step_profile import AGAIN, MODELS, PROFILE, name_of
+from analysis.recipe.train_step_cost import STEPS
 from mxstudy.results import markdown, plus_minus
 
-STEPS = {  # {arm of the benchmark: its name on the page}
-    "bf16": "bf16",
-    "bf16, fused": "bf16, in the same kernels",
-    "bf16, inductor": "bf16 as PyTorch compiles it",
-    "bf16, inductor, roundings kept": "the same, roundings kept",
-    "bf16, fused, recomputing MLPs": "bf16, in the same kernels, some MLPs recomputed",
-    "mxfp8, rmsnorm": "MXFP8, RMSNorm",
-    "mxfp8, rmsnorm, recomputing MLPs": "MXFP8, RMSNorm, some MLPs recomputed",
-    "mxfp8, mxnorm_p2": "MXFP8, MXNorm p=2",
-    "mxfp4, rmsnorm": "MXFP4, RMSNorm",
-    "nvfp4, rmsnorm": "NVFP4 with all its parts, RMSNorm",
-    "nvfp4 without random parts, rmsnorm": "NVFP4 without Hadamard transform and stochastic rounding",
-    "torchao, rmsnorm": "torchao's MXTensor, RMSNorm",
-    "sr_rht_2d, rmsnorm": "MXFP8 with all three, RMSNorm",
-}
 READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # readings of the GPU
 CASES = (("llama_1b", "H100"), ("llama_125m", "H100"), ("llama_1b", "H200"), ("llama_125m", "H200"))
 RECOMPUTING = ("bf16, fused, recomputing MLPs", "mxfp8, rmsnorm, recomputing MLPs")

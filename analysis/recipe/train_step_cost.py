@@ -1,8 +1,7 @@
 """Cost of a training step in emulated MX formats relative to bf16: time and peak memory, one colour per model.
 
-Time: medians over rounds, with half the interquartile range. Dashed line: the baseline, bf16 in the same kernels. bf16,
-inductor: compiled by PyTorch; plain: the same arithmetic module by module, compiled by PyTorch; torchao: its MXTensor;
-others: our kernels.
+Time: medians over rounds, with half the interquartile range. Dashed line: the baseline, bf16 in the same kernels. MXFP8
+with all three: with stochastic rounding, square blocks of weights and a Hadamard transform.
 
 python -m analysis.recipe.train_step_cost --runs runs/train_step.json
 """
@@ -19,6 +18,21 @@ from analysis.command import command
 from analysis.style import TWO_COLUMNS, colors, make_figure, plt
 from mxstudy.results import legend
 
+STEPS = {  # {arm of the benchmark: its name here and on the page}
+    "bf16": "bf16",
+    "bf16, fused": "bf16, in the same kernels",
+    "bf16, inductor": "bf16 as PyTorch compiles it",
+    "bf16, inductor, roundings kept": "bf16 as PyTorch compiles it, roundings kept",
+    "bf16, fused, recomputing MLPs": "bf16, in the same kernels, some MLPs recomputed",
+    "mxfp8, rmsnorm": "MXFP8, RMSNorm",
+    "mxfp8, rmsnorm, recomputing MLPs": "MXFP8, RMSNorm, some MLPs recomputed",
+    "mxfp8, mxnorm_p2": "MXFP8, MXNorm p=2",
+    "mxfp4, rmsnorm": "MXFP4, RMSNorm",
+    "nvfp4, rmsnorm": "NVFP4 with all its parts, RMSNorm",
+    "nvfp4 without random parts, rmsnorm": "NVFP4 without Hadamard transform and stochastic rounding",
+    "torchao, rmsnorm": "torchao's MXTensor, RMSNorm",
+    "sr_rht_2d, rmsnorm": "MXFP8 with all three, RMSNorm",
+}
 COSTS = {"over_bf16": "step, over bf16", "peak_over_bf16": "peak memory, over bf16"}
 
 
@@ -43,7 +57,7 @@ def draw(rows: pd.DataFrame) -> Figure:
             values = own[cost].astype(float)
             axes.errorbar(values, places, xerr=spread, fmt="o", ms=4, color=color_of[label], label=label)
         axes.set_xlabel(title)
-    panels[0].set_yticks(range(len(arms)), arms)
+    panels[0].set_yticks(range(len(arms)), [STEPS.get(arm, arm) for arm in arms])
     panels[0].set_ylim(len(arms) - 0.5, -0.5)
     legend(figure)
     return figure
