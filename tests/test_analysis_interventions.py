@@ -81,7 +81,7 @@ def test_curves_begin_at_the_fork(tmp_path: Path) -> None:
     read = {kind: pd.read_parquet(tmp_path / f"known_{kind}.parquet") for kind in ("runs", "forks", "fork_metrics")}
     drawn = figure.draw(figure.judged(read["forks"], read["runs"]), read["fork_metrics"])
     *panels, fractions = drawn.axes
-    assert [label.get_text() for label in fractions.get_yticklabels()] == ["none", "fp32"]
+    assert [label.get_text() for label in fractions.get_yticklabels()] == ["none (dashed)", "fp32"]
     shares = [line.get_xdata()[0] for line in fractions.lines]
     np.testing.assert_allclose(shares, [2 / 4, 2 / 4, 0, 0])  # shares of all four, at two points
     assert [axes.get_title() for axes in panels] == ["at 0.88 of the way to divergence", "10 steps before divergence"]

@@ -27,7 +27,7 @@ from analysis.units import DATA_SEED, SEED
 from mxstudy import results
 
 REDRAWN = "perturbed"
-CONTROLS = {"none": "--", REDRAWN: ":"}  # the style of a control's line
+CONTROLS = {"none": "dashed", REDRAWN: "dotted"}  # the style of a control's line
 BLACK = "#000000"
 WORDS = ("intervention", "at")
 NUMBERS = ("forks", "open", "diverged", "95 %", "steps from the fork", "minus the redraw's, data seeds", "final loss")
@@ -82,8 +82,6 @@ def draw(forks: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
                 style = {"linestyle": CONTROLS[name], "zorder": 3} if name in CONTROLS else {}
                 band(axes, losses_by_replica(own), color, spread=False, **style)
     limit(panels[:-1], metrics)
-    drawn = [Line2D([], [], color=BLACK, linestyle=CONTROLS[name], label=name) for name in colors if name in CONTROLS]
-    panels[0].legend(handles=drawn, loc="upper left", fontsize=6)
     panels[0].set_ylabel("training loss, median")
     draw_fractions(panels[-1], forks, points, colors)
     return figure
@@ -104,8 +102,8 @@ def draw_fractions(axes: Axes, forks: pd.DataFrame, points: Sequence[str], color
                 axes.plot(share.value, y, **marker(number, color))
     axes.set(xlim=(-0.03, 1.03), ylim=(len(colors) - 0.5, -0.5), xlabel="fraction that diverges")
     counts = forks.groupby(["intervention", "point"]).size().groupby(level=0).max()
-    shown = [name if counts[name] == counts.max() else f"{name} ({counts[name]} forks)" for name in colors]
-    axes.set_yticks(range(len(colors)), shown, fontsize=7)
+    notes = {name: f"{counts[name]} forks" for name in colors if counts[name] < counts.max()} | CONTROLS
+    axes.set_yticks(range(len(colors)), [f"{n} ({notes[n]})" if n in notes else n for n in colors], fontsize=7)
     for label, color in zip(axes.get_yticklabels(), colors.values(), strict=True):
         label.set_color(color)
     marked = [Line2D([], [], label=title(point), **marker(number, "0.3")) for number, point in enumerate(points)]
