@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args, get_origin
 
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, Cast, Hadamard
+from mxstudy.config.model import EARLIER_BACKENDS
 from mxstudy.config.run import STUDIES, Run
 from mxstudy.reader import default_of, flatten, kinds_of, plain, type_hints
 
@@ -21,7 +22,6 @@ Flat = Mapping[str, Any]
 Value = bool | float | str | tuple[tuple[str, Any], ...] | None
 Kinds = frozenset[tuple[str, str]]  # a config's study, and the `kind` of each of its parts
 PLAN, RECIPES, BACKEND = ".plan.", "precision.recipes", "precision.backend"
-EARLIER_BACKENDS = {"joined": "fused"}  # both have the same fingerprint
 
 
 class Field(NamedTuple):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mxstudy.config.model import Precision
+from mxstudy.config.model import EARLIER_BACKENDS, Precision
 from mxstudy.config.run import Run
 from mxstudy.reader import default_of
 
@@ -50,8 +50,8 @@ def hashed_precision(precision: Precision) -> dict[str, Any]:
     """Return a precision's hashed fields with values in place of recipe names, except for the names in NAMED."""
     values, canonical = hashed_fields(precision), precision.canonical()
     values.pop("recipes", None)
-    if values.get("backend") == "fused":
-        values["backend"] = "joined"  # its earlier name enters the fingerprints of all runs
+    if backend := values.get("backend"):  # earlier names enter the fingerprints of all runs
+        values["backend"] = {now: earlier for earlier, now in EARLIER_BACKENDS.items()}.get(backend, backend)
     for row in values["schedule"]:
         if list(row["plan"]) != sorted(row["plan"]):  # the order counts: the last matching pattern wins
             row["order"] = list(row["plan"])

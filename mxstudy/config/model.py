@@ -225,6 +225,7 @@ class PostRoundMXNorm(AnyNorm):
 Norm = RMSNorm | LayerNorm | MXNorm | PostRoundMXNorm
 
 
+EARLIER_BACKENDS = {"joined": "fused"}  # {name in stored configs: name of now}; both have the same fingerprint
 BLOCKS = "layers.*"  # the pattern of a plan that matches the linears of every block
 
 

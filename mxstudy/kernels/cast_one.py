@@ -9,7 +9,8 @@ from mxstudy.kernels.packing import unpack
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import affine, center, normalize
-from mxstudy.reader import ConfigError, require
+from mxstudy.numerics.transforms import check_axis
+from mxstudy.reader import require
 
 
 def cast_one(
@@ -32,8 +33,7 @@ def cast_one(
     backward, where a compiler would otherwise move it to the forward and keep the result. A bf16 x without a format is
     returned as it is. Raises ConfigError for a bias without a gain, another axis, and as `checked_casts` does.
     """
-    if axis not in (-2, -1):
-        raise ConfigError(f"axis: {axis} is not an operand's axis; take -1, along the rows, or -2")
+    check_axis(axis)
     require(gain is not None or bias is None, "bias: it is added after the gain; give a gain too")
     if fmt is None and x.dtype == BF16 and rms is None and mean is None and gain is None:
         return x

@@ -25,7 +25,7 @@ from mxstudy.kernels.packing import pack, unpack
 from mxstudy.numerics.cast import reach_of
 from mxstudy.numerics.formats import look_up, look_up_mx
 from mxstudy.numerics.random_bits import RANDOM_BITS
-from mxstudy.numerics.transforms import check_transform, inverse_root
+from mxstudy.numerics.transforms import check_axis, check_transform, inverse_root
 from mxstudy.reader import ConfigError, require
 
 STOCHASTIC = "stochastic"
@@ -229,8 +229,7 @@ def checked_cast(
 def check_options(packed: str) -> None:
     """Raise ConfigError, with what would be right, for a packed cast that no kernel does with any tensor."""
     cast = unpack(OperandCast, packed)
-    if cast.axis not in (-2, -1):
-        raise ConfigError(f"axis: {cast.axis} is not an operand's axis; take -1, along the rows, or -2")
+    check_axis(cast.axis)
     if cast.transform_size is not None and cast.transform_size not in KERNEL_TRANSFORMS:
         raise ConfigError(f"transform.size: {cast.transform_size} has no kernel; take one of {KERNEL_TRANSFORMS}")
     if cast.fmt is None:

@@ -19,13 +19,12 @@ from torch import nn
 
 from mxstudy.blocks.plans import PLAIN
 from mxstudy.config.casts import Gemms
+from mxstudy.config.model import EARLIER_BACKENDS
 from mxstudy.kernels.native import why_not_native
 from mxstudy.model.fusable import Backend, Fusable, Target, is_plain, linears_in
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.moe import mixtures_of, why_not_one_gemm
 from mxstudy.reader import ConfigError
-
-EARLIER_NAMES = {"joined": "fused"}
 
 
 def plan_backends(model: nn.Module, backend: str, target: Target) -> dict[str, Backend]:
@@ -33,7 +32,7 @@ def plan_backends(model: nn.Module, backend: str, target: Target) -> dict[str, B
 
     Raises ConfigError, with the reason, if a block cannot run on the backend that `backend` names.
     """
-    backend = EARLIER_NAMES.get(backend, backend)
+    backend = EARLIER_BACKENDS.get(backend, backend)
     return {name: backend_of(name, module, backend, target) for name, module in parts(model).items()}
 
 

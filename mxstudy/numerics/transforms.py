@@ -52,10 +52,15 @@ def hadamard(
     return y.mT if axis == -2 else y
 
 
-def check_transform(size: int, shape: torch.Size | tuple[int, ...], axis: int) -> None:
-    """Raise ConfigError for a size not in TRANSFORM_SIZES, an axis other than -2 or -1, or one it does not divide."""
+def check_axis(axis: int) -> None:
+    """Raise ConfigError for an axis that is not one of an operand's two, -2 or -1."""
     if axis not in (-2, -1):
         raise ConfigError(f"axis: {axis} is not an operand's axis; take -1, along the rows, or -2")
+
+
+def check_transform(size: int, shape: torch.Size | tuple[int, ...], axis: int) -> None:
+    """Raise ConfigError for a size not in TRANSFORM_SIZES, an axis other than -2 or -1, or one it does not divide."""
+    check_axis(axis)
     if size not in TRANSFORM_SIZES:
         raise ConfigError(f"transform.size: {size} is not a choice; take one of {TRANSFORM_SIZES}")
     if shape[axis] % size:

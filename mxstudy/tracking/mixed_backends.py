@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mxstudy.config.model import EARLIER_BACKENDS
+
 NAMED = 3  # arms of one backend that are listed by name; more are only counted
 THEN = " then from step {} "
 REMEDY = "precision.backend=reference puts all on one"
@@ -29,7 +31,14 @@ def backends_in(about: Mapping[str, Any]) -> str | None:
     `about`: the run's provenance.
     """
     found = (part.get("backend") for part in (about, *about.get("resumed", [])))
-    return all_backends(name.replace("joined", "fused") if name else None for name in found)  # its earlier name
+    return all_backends(with_names_of_now(name) if name else None for name in found)
+
+
+def with_names_of_now(backends: str) -> str:
+    """Return backends, such as 'joined, reference', with today's names in place of earlier ones."""
+    for earlier, now in EARLIER_BACKENDS.items():
+        backends = backends.replace(earlier, now)
+    return backends
 
 
 def backends_by_step(rows: Iterable[tuple[int, str | None]]) -> str | None:

@@ -6,14 +6,13 @@ leaves a file that no later command can use or complete.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 from mxstudy.compat.mlflow import quiet_client
+from mxstudy.tracking.locks import waiting_lock
 from mxstudy.whole_files import replacing
 
 log = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ def make_database(path: Path) -> None:
     if is_made(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_name(f".{path.name}.lock")):
+    with waiting_lock(path.with_name(f".{path.name}.lock")):
         if is_made(path):  # made by the process that held the lock
             return
         for unfinished in path.parent.glob(f".{path.name}.[0-9]*"):
@@ -58,11 +57,3 @@ def move_aside(path: Path) -> None:
         if rest in ("", "-journal", "-wal", "-shm"):
             part.rename(path.with_name(f"{path.name}.half-made-{number}{rest}"))
     log.warning("%s was left half-made by a command that was stopped; it is %s.half-made-%d now", path, path, number)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock across processes; the operating system releases it if this one is killed."""
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from mxstudy.tracking import mlflow_database
-from mxstudy.tracking.mlflow_database import is_made, locked, make_database
+from mxstudy.tracking.locks import waiting_lock
+from mxstudy.tracking.mlflow_database import is_made, make_database
 from mxstudy.tracking.mlflow_store import connect
 
 MAKES = (
@@ -73,7 +74,7 @@ def test_what_a_killed_process_left_unfinished_is_removed(tmp_path: Path) -> Non
 def test_who_waits_for_the_lock_takes_what_its_holder_made(made: Path, tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     waiting = threading.Thread(target=make_database, args=[path])
-    with locked(tmp_path / ".mlflow.db.lock"):
+    with waiting_lock(tmp_path / ".mlflow.db.lock"):
         waiting.start()
         waiting.join(0.5)
         shutil.copy(made, path)

@@ -1,1 +1,1 @@
-"""The evaluation study: zero-shot evaluation of a checkpoint."""
+"""The evaluation study: the evaluation of a checkpoint on tasks, with or without shots."""

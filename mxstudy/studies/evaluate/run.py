@@ -1,4 +1,4 @@
-"""Run a zero-shot evaluation of a checkpoint: a table of answers for every task in every form, and the scores.
+"""Run an evaluation of a checkpoint: a table of answers for every task in every form, and the scores.
 
 Tables that exist are not computed again, so a killed evaluation continues with the next one.
 """
