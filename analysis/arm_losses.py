@@ -21,7 +21,7 @@ from analysis.recipe.arms_23m import RECIPE, RECIPE_AGAIN
 from analysis.stated import STEPS, Question
 from analysis.statistics import CONFIDENCE, Effect
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, load_or_none, plt, save
-from analysis.units import chosen, paired
+from analysis.units import chosen, died, paired
 from mxstudy.results import legend
 
 BY_SWEEP = {one.sweep: one for one in (*CONTRADICTIONS, RECIPE, RECIPE_AGAIN)}
@@ -35,7 +35,9 @@ def losses(of: Question, runs: pd.DataFrame) -> dict[str, Effect]:
         baseline = {**BF16, **({STEPS: arm[STEPS]} if STEPS in arm else {})}
         if arm == baseline:
             continue
-        effect = paired(runs, "validation_loss", chosen(runs, arm), chosen(runs, baseline), ["config.precision"])
+        effect = paired(
+            runs, "validation_loss", chosen(runs, arm), chosen(runs, baseline), ["config.precision", "config.norm"]
+        )
         if effect.count:
             found[name] = effect
     return found
@@ -59,7 +61,8 @@ def draw(of: Question, runs: pd.DataFrame, bias: pd.DataFrame | None) -> Figure:
         left.plot(effect.units, np.full(effect.count, y), ".", color="0.6", markersize=3, label="a pair of seeds")
         left.plot(effect.interval(CONFIDENCE), [y, y], color="#0072B2", label="95 % interval")
         left.plot(effect.value, y, "|", color="#0072B2", label="mean")
-    labels = [name if not one.died[0] else f"{name} ({one.died[0]} died)" for name, one in found.items()]
+    dead = {name: int(died(runs[chosen(runs, of.arms[name])], "validation_loss").sum()) for name in found}
+    labels = [f"{name} ({dead[name]} died)" if dead[name] else name for name in found]
     left.set_yticks(range(len(found)), labels)
     left.invert_yaxis()
     left.axvspan(-MARGIN[0], MARGIN[0], color="0.9", zorder=0, label="alike")

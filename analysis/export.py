@@ -12,6 +12,7 @@ python -m analysis.export --runs results/lr_sensitivity_paired runs/lr_sensitivi
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -55,6 +56,13 @@ RULES = {
 }
 
 
+def positive(word: str) -> int:
+    """Return an option's number. Raises argparse's error if it is not a whole number above 0."""
+    if not word.isdigit() or int(word) == 0:
+        raise argparse.ArgumentTypeError(f"{word} is not a whole number above 0")
+    return int(word)
+
+
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = Parser(__doc__)
@@ -62,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", nargs="+", required=True, help=what)
     parser.add_argument("--name", required=True, help="the tables are called NAME_runs.parquet and so on")
     parser.add_argument("--to", type=Path, default=Path("results"))
-    parser.add_argument("--every-steps", type=int, default=1, help="keep every N-th step of curves, and the last")
+    parser.add_argument("--every-steps", type=positive, default=1, help="keep every N-th step of curves, and the last")
     given = parser.parse_args(arguments)
     tables = list(tables_of(given.runs))
     given.to.mkdir(parents=True, exist_ok=True)
@@ -124,7 +132,7 @@ def thinned(frame: pd.DataFrame, kind: str, every_steps: int) -> pd.DataFrame:
     """Return what the kind's rule keeps of a table.
 
     A curve keeps one of every `every_steps` steps, and the last. Those of a fork are counted from its first, so that
-    curves of forks have the same steps since the fork. Of a run's folder EXPERIMENT/FINGERPRINT stays.
+    curves of forks have the same steps since the fork. The column folder keeps only EXPERIMENT/FINGERPRINT.
     """
     rule = RULES.get(kind, Thinning())
     if "folder" in frame:

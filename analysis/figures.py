@@ -7,14 +7,13 @@ python -m analysis.figures [NAME ...] [--pages]
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 import traceback
 from collections.abc import Sequence
 from functools import partial
 
-from analysis.command import command
+from analysis.command import Parser, command
 from analysis.figure import BENCHMARK, RESULTS, Figure, benchmark, sweep
 from analysis.fp4.contradictions import CONTRADICTIONS
 from analysis.style import FIGURES as FOLDER
@@ -337,7 +336,7 @@ IMAGES = {  # {image on a page of results/: the figure that it is}
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figures. Return 1 if a figure whose data is in results/ could not be drawn, else 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="all if none is given")
     parser.add_argument("--pages", action="store_true", help="replace the images on results/'s pages by what is drawn")
     given = parser.parse_args(arguments)

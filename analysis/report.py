@@ -214,8 +214,8 @@ def has_rates(runs: pd.DataFrame) -> bool:
     return runs[fig03_lr_sensitivity.RATE].nunique() > 2
 
 
-def always(rows: pd.DataFrame) -> bool:
-    return True
+def has_ended(runs: pd.DataFrame) -> bool:
+    return len(ended(runs)) > 0
 
 
 # The figures of the page: title, kind of rows, condition under which they are drawn, function that draws them.
@@ -223,7 +223,7 @@ DRAWN: tuple[tuple[str, str, Callable[[pd.DataFrame], bool], Callable[[pd.DataFr
     ("Differences of the validation loss", "runs", difference_plot.suits, lambda rows, _: difference_plot.draw(rows)),
     ("Validation loss by learning rate", "runs", has_rates, lambda rows, _: fig03_lr_sensitivity.draw(rows)),
     ("Training loss", "metrics", has_few_arms, loss_curves.draw),
-    ("Spike scores", "runs", always, lambda rows, _: figa3_spike_scores.draw(rows)),
+    ("Spike scores", "runs", has_ended, lambda rows, _: figa3_spike_scores.draw(ended(rows))),
     ("RMS of the norms' outputs", "norm_output_rms", has_few_runs, lambda rows, _: fig06_norm_rms.draw(rows)),
     ("Norms at the last step", "activation_histograms", has_few_runs, lambda rows, _: histograms(rows)),
 )

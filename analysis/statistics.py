@@ -51,10 +51,10 @@ class Effect:
         return self.count >= LEAST_UNITS
 
     def interval(self, level: float) -> Interval:
-        """Return the widest of Student's interval, from eight units on BCa's, and for fractions Wilson's or Newcombe's.
+        """Return the smallest interval that contains Student's, BCa's from eight units on, and those of fractions.
 
-        The last two treat runs as independent, and give a width where all units agree. An interval of fractions is cut
-        to the values that a fraction, or a difference of two, can have.
+        Those of fractions, Wilson's or Newcombe's, treat runs as independent, and give a width where all units agree.
+        An interval of fractions is cut to the values that a fraction, or a difference of two, can have.
         """
         if self.count < 2:
             return np.nan, np.nan

@@ -135,9 +135,16 @@ def table_parser(
     return options
 
 
+def choice_of_group(word: str) -> str:
+    """Return an option's word GROUP=CHOICE. Raises argparse's error for another form."""
+    if not re.fullmatch(r"[^=]+=.+", word):
+        raise argparse.ArgumentTypeError(f"{word} is not of the form GROUP=CHOICE, such as norm=rmsnorm")
+    return word
+
+
 def baseline_option(options: argparse.ArgumentParser) -> None:
     what = "compare with these runs, in place of the sweep's own baseline, such as norm=rmsnorm"
-    options.add_argument("--baseline", metavar="GROUP=CHOICE", help=what)
+    options.add_argument("--baseline", type=choice_of_group, metavar="GROUP=CHOICE", help=what)
 
 
 def check_baseline(options: argparse.ArgumentParser, chosen: argparse.Namespace, runs: pd.DataFrame) -> None:
@@ -225,8 +232,8 @@ def has(runs: pd.DataFrame, word: str) -> pd.Series:
     if not names:
         raise ValueError(f"--only, --without: {key} is neither a group nor a key of these runs")
     values = runs[names[0]]
-    if pd.api.types.is_bool_dtype(values):
-        return values.map(lambda one: str(one).lower() == value)
+    if value.lower() in ("true", "false"):
+        return values.map(lambda one: str(one).lower() == value.lower())
     if pd.api.types.is_numeric_dtype(values):
         return values == pd.to_numeric(value, errors="coerce")
     return values.map(str) == value

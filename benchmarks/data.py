@@ -85,14 +85,14 @@ def measure_batches(folder: Path, tokens: int, steps: int, batch_size: int, sequ
 
 
 def texts_of(megabytes: float, paths: Sequence[str]) -> list[str]:
-    """Return up to `megabytes` of distinct texts, from the Parquet files or the installed Python source."""
+    """Return distinct texts of at least `megabytes` in UTF-8, from the Parquet files or the installed Python source."""
     data = config.Files(format="parquet", paths=tuple(paths)) if paths else config.PySource(include_site_packages=True)
     texts, size = [], 0
     for _, text in corpus.unique_documents(data):
         if size >= megabytes * 1e6:
             break
         texts.append(text)
-        size += len(text)
+        size += len(text.encode())
     return texts
 
 

@@ -46,6 +46,7 @@ class GpuLog:
             words = ["nvidia-smi", "-i", gpu, fields, "--format=csv,noheader,nounits", f"--loop-ms={EVERY_MS}"]
             self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if not self.keep(line := self.line()):  # so that a failure is found before anything is timed
+                self.process.kill()
                 raise RuntimeError(f"nvidia-smi gives no {', '.join(FIELDS.values())}: {line.strip()}")
             self.thread = threading.Thread(target=self.read, daemon=True)
             self.thread.start()

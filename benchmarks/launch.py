@@ -2,9 +2,9 @@
 
     python -m benchmarks.launch --json results/launch.json
 
-There are two sweeps of 500 jobs. One varies values (learning rate and seed). In the other, each job has its own group
-choices (model, precision and schedule). With SLURM_CONF, jobs are submitted to that Slurm on hold and then cancelled.
-Without it, a stand-in for sbatch answers at once, and the queue's own time is not counted.
+There are two sweeps, of 500 and of 504 jobs. The first varies values (learning rate and seed). In the second, each job
+has its own group choices (model, precision and schedule). With SLURM_CONF, jobs are submitted to that Slurm on hold and
+then cancelled. Without it, a stand-in for sbatch answers at once, and the queue's own time is not counted.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ STAND_INS = {"sbatch": "echo Submitted batch job 1", "squeue": "true", "srun": "
 
 
 def values(jobs: int) -> list[str]:
-    """Return the command-line words of a sweep of `jobs` jobs: five seeds of each learning rate."""
+    """Return the command-line words of a sweep of `jobs` jobs, a multiple of 5: five seeds of each learning rate."""
     return [f"optimizer.lr={','.join(f'{n + 1}e-6' for n in range(jobs // 5))}", "seed=0,1,2,3,4"]
 
 
 def groups(jobs: int) -> list[str]:
-    """Return the command-line words of a sweep of at least `jobs` jobs over models, precisions and schedules."""
+    """Return a sweep's words, of at least `jobs` jobs and at most 504, over models, precisions and schedules."""
     shared = len(MODELS) * len(SCHEDULES)
     models, precisions = (MODELS, -(-jobs // shared)) if jobs >= shared else (MODELS[: -(-jobs // len(SCHEDULES))], 1)
     return [

@@ -21,10 +21,7 @@ ENVIRONMENT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # otherwise eight
 
 
 class Server:
-    """A server on a free port of 127.0.0.1 with the database of that URI.
-
-    Without a number, it has MLflow's default of four workers.
-    """
+    """A server on a free port of 127.0.0.1 with the database of that URI."""
 
     def __init__(self, folder: Path, database: str, workers: int = 1) -> None:
         self.folder, self.database, self.workers = folder, database, workers

@@ -3,7 +3,8 @@
 A trial takes one kind of command, one way of tracking and one disk. It disturbs the command one to three times (a
 signal, or a full disk), and then gives the same command again until it ends well. A trial is lost if it does not end,
 if one bit differs at its end (losses, tensors, columns, tokens, scores), or if MLflow lacks a loss or has one twice.
---seed draws what is tried: trial N of a seed is always the same.
+--seed draws what is tried: with the same --only, and on machines that mount the same disks, trial N of a seed is the
+same.
 
 A small disk is a tmpfs, which only root can mount. If mounting fails, a line says so and every disk is large.
 
@@ -50,7 +51,7 @@ LEAVE_S = 10.0  # in which processes leave after the last command, such as a que
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial. Its number and the seed decide all else."""
+    """A trial. Its number, the seed, --only and the disks that can be mounted decide all else."""
 
     number: int
     kind: str

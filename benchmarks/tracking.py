@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +249,12 @@ def judged(trained: list[Trained], written: Counter[Point], stored: Counter[Poin
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = options_of("tracking", __doc__)
     parser.add_argument("--databases", nargs="+", choices=DATABASES, default=["sqlite"])
-    parser.add_argument("--cases", nargs="+", help="those of the databases' cases that are named here; default: all")
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        choices=sorted({*chain(*CASES.values())}),
+        help="those of the databases' cases that are named here; default: all",
+    )
     parser.add_argument("--trainers", type=int, default=16)
     parser.add_argument("--metrics", type=int, default=20, help="metrics per row")
     parser.add_argument("--steps-per-s", type=float, default=10.0)

@@ -1,4 +1,4 @@
-"""The Hydra sweeper and launcher that hand the jobs of a sweep to mxstudy.
+"""Provide the Hydra sweeper and launcher that hand the jobs of a sweep to mxstudy.
 
 Hydra imports this file at every start, so slow imports are made where they are used.
 """

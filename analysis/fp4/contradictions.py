@@ -1,6 +1,7 @@
 """State, before the runs, where published FP4 recipes contradict each other: arms, margins and what decides.
 
-There are ten sweeps, one for each contradiction, with five pairs of seeds per arm: a 23M Llama on 39 million tokens.
+There are ten sweeps, one for each contradiction, with five pairs of seeds per arm: a 23M Llama on 39 million tokens
+(in `fp4_rounding` on 157 million too).
 The compared number is the loss on the validation split at the end, in nats, paired by seeds. Arms that no code here
 computes are left out: EDEN in `fp4_range`, OsciReset in `fp4_scales`. The arms are the jobs of the sweeps, described by
 the columns of the runs' configs.

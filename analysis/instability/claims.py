@@ -1,7 +1,8 @@
 """Judge the instability paper's claims about students by the rules stated in results/prestated.md.
 
 The unit is the data seed: the replicas of an arm that share a data seed are averaged first. Intervals hold for all
-claims of a figure jointly (95 %, Bonferroni). Open replicas are excluded from all fractions, as was stated then.
+claims of a figure jointly (95 %, Bonferroni). As was stated then, open replicas are in no fraction, except in claims
+about stability, which count them as unstable.
 
 python -m analysis.instability.claims --runs runs/overflow --figure 3
 """

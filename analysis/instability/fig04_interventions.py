@@ -33,8 +33,8 @@ WORDS = ("intervention", "at")
 NUMBERS = ("forks", "open", "diverged", "95 %", "steps from the fork", "minus the redraw's, data seeds", "final loss")
 MARKERS = "os^v"
 LEGEND = """\
-Diverged: the loss stays over 10 times its best, the parent's before the fork included, for more than 500 steps. Open:
-the loss is up there at the end, but for fewer steps. Diverged: of all forks; 95 %: Wilson's interval. Steps from the
+Diverged: the loss stays over 10 times its best, the parent's before the fork included, for more than 500 steps; counted
+of all forks, with Wilson's 95 % interval. Open: the loss is up there at the end, but for fewer steps. Steps from the
 fork: to each divergence. Final loss: median and quartiles."""
 
 
@@ -55,6 +55,12 @@ def interventions(forks: pd.DataFrame) -> list[str]:
     return sorted(forks["intervention"].unique(), key=lambda name: (name not in CONTROLS, name))
 
 
+def of_point(point: str) -> tuple[str, float]:
+    """Return what points are sorted by: the kind, then the number."""
+    kind, _, number = point.partition(" ")
+    return ("", float(kind)) if not number else (kind, float(number))
+
+
 def title(point: str) -> str:
     """Return the title of a point: 'before 10', '0.88' or 'step 300'."""
     kind, _, number = point.partition(" ")
@@ -69,7 +75,7 @@ def colors_of(forks: pd.DataFrame) -> dict[str, str]:
 
 
 def draw(forks: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
-    points, colors = sorted(forks["point"].unique()), colors_of(forks)
+    points, colors = sorted(forks["point"].unique(), key=of_point), colors_of(forks)
     figure, panels = plt.subplots(1, len(points) + 1, figsize=(TWO_COLUMNS, max(2.2, 0.9 + 0.2 * len(colors))))
     metrics = metrics.merge(forks, on=["fingerprint", "fork"], suffixes=("", "_of_fork"))
     metrics = metrics.assign(step=metrics["step"] - metrics["step_of_fork"], replica=metrics["fork"])

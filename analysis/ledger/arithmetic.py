@@ -192,7 +192,7 @@ def relative_gaps() -> list[tuple[float, float]]:
 
 
 def clamped_blocks() -> tuple[float, float]:
-    """Return the fractions of normal numbers over 0.875 of their block's absmax, and that overflow by floor."""
+    """Return two fractions of normal numbers: over 0.875 of their block's absmax, and that overflow by floor."""
     blocks = np.abs(np.random.default_rng(DRAW).standard_normal((100_000, 32)))
     largest = blocks.max(1, keepdims=True)
     overflow = blocks > 448 * 2 ** (np.floor(np.log2(largest)) - 8)

@@ -77,8 +77,9 @@ class Claim:
     """A claim. `id` is its permanent name, `where` its section, figure or equation, and `says` the claim in our words.
 
     `there` and `here` are the scales at which the document claims it and at which it is judged, unless the judge reads
-    the latter from the runs. `arms` are what is compared, and `needs` the units that the rule needs. `comparisons` is
-    the number by which intervals are corrected, if it was stated before the runs. `page` describes the runs.
+    the latter from the runs. `arms` are what is compared. `needs` is how many units were planned; LEAST_UNITS suffice
+    for a verdict. `comparisons` is the number by which intervals are corrected, if it was stated before the runs.
+    `page` describes the runs.
     """
 
     id: str

@@ -30,7 +30,7 @@ AT_2E_4 = {PLAN: "mxfp8", RATE: 2e-4}
 FIGURE_12 = (7.27e7, 50_000 * 262_144, 8)
 
 # Appendix H: about 12 sizes at each of six budgets, which add up to 1.82e19 FLOPs, and 10 at two of 7.04e19.
-SIZES_OF_ALL_BUDGETS = 12 * 1.82e19 + 10 * 7.04e19
+SIZES_OF_ALL_BUDGETS, FLOPS_OF_ALL_SIZES = 12 * 6 + 10 * 2, 12 * 1.82e19 + 10 * 7.04e19
 
 claim = partial(Claim, kind=PRETRAINING, there=WIDE)
 
@@ -195,7 +195,7 @@ CLAIMS = (
         where="appendix G, table 2, figures 13 to 15",
         says="the optimal size grows with compute as in bf16: the exponents a are alike",
         arms="E4M3 weights with bf16 activations, bf16; all sizes",
-        judge=at_scale(1.0, 2 * SIZES_OF_ALL_BUDGETS / 6, 1),
+        judge=at_scale(1.0, FLOPS_OF_ALL_SIZES / 6 / SIZES_OF_ALL_BUDGETS, 2 * SIZES_OF_ALL_BUDGETS),
         rule=equal(0.02, "half of the range of its table's exponents"),
     ),
 )

@@ -212,7 +212,7 @@ CLAIMS = (
         says="an outlier feature appears in the step in which p=1's first spike starts",
         there=LARGE,
         arms="p=1",
-        judge=Probed(("outlier_feature",), "spike_rings", largest_input, P1),
+        judge=at_scale(*EIGHT),
         rule=higher(1.0, "a factor of 2, in log2"),
     ),
     pretraining(

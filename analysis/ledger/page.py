@@ -19,6 +19,7 @@ from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
 from analysis.ledger.tables import RESULTS, Tables
 from analysis.statistics import LEAST_UNITS, Effect, Found
 from mxstudy import results
+from mxstudy.results import ConfigError
 
 README = Path("README.md")
 BEGIN, END = "<!-- make claims -->", "<!-- /make claims -->"
@@ -34,17 +35,18 @@ Every row is one claim of a document, with the rule that decides it. `make claim
 - **Unit.** What is independent: the data seed of students, whose initial seeds are averaged first; two language models
   with equal seeds; a shape that a kernel was timed at. Arithmetic has none. Runs of two codes are not pooled: only
   the code in which most units have all arms is used.
-- **Effect.** The mean over units with its interval: the widest of Student's, from eight units on the bootstrap's (BCa),
-  and for fractions Wilson's or Newcombe's, cut where fractions and their differences end. Fractions are of all runs at
-  the stated step.
-- **Reproduced**: the 95 % interval lies in the range that the rule names; where arms are claimed to be alike, the 90 %
+- **Effect.** The mean over units with its interval: the smallest that contains Student's, from eight units on the
+  bootstrap's (BCa), and for fractions Wilson's or Newcombe's, cut where fractions and their differences end. Fractions
+  are of all runs at the stated step.
+- **Reproduced**: the 95 % interval lies in the range that the rule names; where arms are claimed to be equal, the 90 %
   one (two one-sided tests). **Contradicted**: it lies wholly on the other side, or arms that are claimed to differ are
-  alike within the margin; at the scale that the row names, and not beyond it. Else **cannot tell**. Several comparisons
-  of one claim are corrected by Holm's procedure. Where a rule was [stated before](prestated.md) its runs, that rule
-  decides, and what the general rules say is added where they differ.
+  equal within the margin. In all other cases: **cannot tell**. A verdict holds only at the scale in the column "here".
+  Several comparisons of one claim are corrected by Holm's procedure. Where a rule was [stated before](prestated.md) its
+  runs, that rule decides, and what the general rules say is added where they differ.
 - **N units would tell**: with so many units of the mean and spread that these have, the rule would decide.
-- **Fewer than {LEAST_UNITS} units** cannot tell, and are counted as not run in the sums.
-- A run that died is in no mean; it is counted, and no arm with one is called alike.
+- **needs** is how many units were planned; **n** is how many there are. From {LEAST_UNITS} units on there is a verdict;
+  fewer count as not run.
+- A run that died is in no mean; it is counted, and no arm with one is called equal to another.
 - **Random tensors** are those of `make approximation`: its tables are `approximation_*.parquet`, whose metadata name
   the commit, exported by `python -m analysis.export --runs runs/approximation_recipes --name approximation`.
 - **Not possible here** names the hardware that is missing, or what the claim's own scale takes at the measured rate."""
@@ -172,6 +174,8 @@ def pages(tables: Tables) -> dict[Path, str]:
     found = judged(tables)
     rows = [json.dumps(record(source, one), ensure_ascii=False) for source, one in by_source(found)]
     text = README.read_text()
+    if [text.count(mark) for mark in (BEGIN, END)] != [1, 1]:
+        raise ConfigError(f"{README}: the sums stand between {BEGIN} and {END}; each must be there once")
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     block = f"{BEGIN}\n{sums(by_source(found), 'source', found)}\n{END}"
     return {

@@ -297,7 +297,7 @@ TRAINED = (
     pretraining(
         id="recipe-fp8-loss",
         where="section 3.3",
-        says="MXFP8 without any bf16 layer ends no higher than FP8 with two",
+        says="MXFP8 without any bf16 layer ends as FP8 with two does",
         there=MAIN,
         arms="MXFP8, FP8",
         judge=at_scale(*FINAL, Difference(("mxfp8_vs_bf16",), MXFP8, FP8)),

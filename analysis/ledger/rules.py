@@ -27,7 +27,7 @@ class Range:
     def holds(self, found: Found, rate: float) -> bool:
         """Return whether the interval lies inside the range, at an error rate.
 
-        An arm in which a run died is equal to none.
+        It is never true for an equivalence if a run of either arm died.
         """
         return self.covers(found, rate) and not (self.equivalence and found.died[0])
 

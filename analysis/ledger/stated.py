@@ -12,7 +12,10 @@ from analysis.stated import Comparison, Question, size
 def rows(
     of: Question, comparisons: Iterable[Comparison], there: str, together: int | None = None, page: str = ""
 ) -> tuple[Claim, ...]:
-    """Return a claim for each of these comparisons of a question. `together` is a claim's `comparisons`."""
+    """Return a claim for each of these comparisons of a question.
+
+    `together` is the number of comparisons for which intervals are corrected, or None if none was stated.
+    """
     return tuple(
         Claim(
             id=one.id,

@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = options.parse_args(arguments)
     (metrics,) = load_chosen(options, chosen, "metrics")
     rings = load_or_none(chosen.runs, "spike_rings")
-    has_rings = rings is not None and len(rings) > 0
+    has_rings = rings is not None and rings["fingerprint"].isin(metrics["fingerprint"]).any()
     kind, summary = ("spike_rings", around_spikes) if has_rings else ("outlier_features", over_training)
     (rows,) = load_chosen(options, chosen, kind)
     with options.usage_errors():

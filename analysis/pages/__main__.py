@@ -5,11 +5,10 @@ python -m analysis.pages [PAGE ...]
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
-from analysis.command import command
+from analysis.command import Parser, command
 from analysis.pages.approximation import APPROXIMATION
 from analysis.pages.equivalence import EQUIVALENCE
 from analysis.pages.kernels import KERNELS
@@ -76,12 +75,16 @@ PAGES |= dict.fromkeys(OF_ALL, EVERYTHING)
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the pages that differ from what the tables say, and print their names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", nargs="*", metavar="PAGE", choices=[[], *PAGES], help="all if none is given")
-    for name in parser.parse_args(arguments).pages or PAGES:
+    parser = Parser(__doc__)
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="all if none is given")
+    chosen = parser.parse_args(arguments).pages
+    for name in set(chosen) - PAGES.keys():
+        parser.error(f"no page is called {name}; choose from {', '.join(PAGES)}")
+    for name in chosen or PAGES:
         path = RESULTS / f"{name}.md"
         before = path.read_text()
-        after = rewritten(before, PAGES[name])
+        with parser.usage_errors():
+            after = rewritten(before, PAGES[name])
         if after != before:
             path.write_text(after)
             print(path)

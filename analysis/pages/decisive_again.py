@@ -6,10 +6,9 @@ from functools import cache, partial
 
 import pandas as pd
 
-from analysis.ledger.page import effect, verdict
 from analysis.pages.decisive_arms import title
 from analysis.pages.marks import Parts, rows_of
-from analysis.pages.stated_lots import judged
+from analysis.pages.stated_lots import judged, verdict_table
 from analysis.pages.student_lots import counted, counted_and_open, shown
 from analysis.students.arms import difference, middle_step
 from analysis.students.decisive import REFERENCE, with_factors
@@ -57,9 +56,7 @@ def less_than(name: str, other: str) -> str:
 def verdicts() -> str:
     """Return a table of the claims that this lot judges, with their verdicts."""
     claims = {one.claim.id: one for one in judged("student_teacher")}
-    found = [claims[f"instability-{name}"] for name in CLAIMS]
-    cells = [(one.claim.id, one.claim.says, one.units, effect(one).replace("|", "\\|"), verdict(one)) for one in found]
-    return markdown(("row", "claim", "n", "effect", "verdict"), cells, left=("row", "claim", "effect", "verdict"))
+    return verdict_table(claims[f"instability-{name}"] for name in CLAIMS)
 
 
 def count(name: str) -> str:

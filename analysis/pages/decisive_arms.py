@@ -26,7 +26,6 @@ from mxstudy.results import markdown
 
 DECISIVE = ("decisive", "decisive_2", "decisive_3")
 CODE, TEXT = "code", "paper"  # teachers
-MARGIN = 2 / 9  # in results/prestated.md: half of what figure 6 of the paper shows between FP8 and FP32
 
 
 @cache

@@ -6,6 +6,7 @@ Before the runs their tables are missing, and the parts say so.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, partial
 
@@ -75,15 +76,24 @@ def judged(name: str) -> list[Judged]:
 def verdicts(name: str) -> str:
     """Return a table of the claims with their verdicts, and below it, once, what is missing and what it would cost."""
     claims = judged(name)
-    found = [effect(one).replace("|", "\\|") if one.evidence else "-" for one in claims]
-    cells = [
-        (one.claim.id, one.claim.says, one.units or "-", said, verdict(one))
-        for one, said in zip(claims, found, strict=True)
-    ]
-    table = markdown(("row", "claim", "n", "effect", "verdict"), cells, left=("row", "claim", "effect", "verdict"))
     missing = Counter(one.why for one in claims if one.evidence is None)
     lines = [f"- No effect in {count} of {len(claims)} rows: {why}." for why, count in missing.items()]
-    return "\n".join([table, "", *lines])
+    return "\n".join([verdict_table(claims), "", *lines])
+
+
+def verdict_table(claims: Iterable[Judged]) -> str:
+    """Return a table of claims with their units, effects and verdicts."""
+    cells = [
+        (
+            one.claim.id,
+            one.claim.says,
+            one.units or "-",
+            effect(one).replace("|", "\\|") if one.evidence else "-",
+            verdict(one),
+        )
+        for one in claims
+    ]
+    return markdown(("row", "claim", "n", "effect", "verdict"), cells, left=("row", "claim", "effect", "verdict"))
 
 
 def decided(name: str) -> str:

@@ -158,7 +158,7 @@ def over_inductor() -> str:
 
 
 def slower(arm: str, column: str) -> str:
-    """Return how much longer than the step of the same arm without recomputing one of llama_1b is, in percent."""
+    """Return by how many percent recomputing MLPs lengthens a step of llama_1b."""
     return f"{100 * (row(name_of('llama_1b', 'H100'), arm=arm)[column] - 1):.1f} %"
 
 

@@ -154,7 +154,7 @@ def apart(precision: str, gpus: int) -> str:
 
 
 def with_the_second(precision: str) -> float:
-    """Return which share of eight GPUs' loss two GPUs lose already."""
+    """Return the efficiency that two GPUs lose, as a share of what eight GPUs lose."""
     two, eight = (1 - case(HERE, precision, gpus)["efficiency"] for gpus in (2, 8))
     return float(two / eight)
 
