@@ -111,6 +111,21 @@ def test_a_spoilt_table_is_named(left: bytes | None, tmp_path: Path, capsys: pyt
     assert line.startswith(f"{table}: cannot be read as a table of runs (")
 
 
+@each(
+    "module, words, said",
+    [
+        ("loss_comparison", ["--runs", "x", "--baseline", "rmsnorm"], "rmsnorm is not of the form GROUP=CHOICE"),
+        ("export", ["--runs", "x", "--name", "x", "--every-steps", "0"], "0 is not a whole number above 0"),
+        ("pages.__main__", ["student_teachers"], "no page is called student_teachers"),
+    ],
+)
+def test_a_word_that_an_option_cannot_have_is_refused_in_one_line(
+    module: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = said_by(importlib.import_module(f"analysis.{module}"), words, capsys).splitlines()
+    assert said in line
+
+
 def test_a_spoilt_benchmark_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "kernels.json").write_text('{"rows": [')
     kernels = importlib.import_module("analysis.mxnorm.fig08_kernels")

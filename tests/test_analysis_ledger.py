@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from each import each
 
+from analysis.ledger import page
 from analysis.ledger.claim import IMPOSSIBLE, KINDS, NOT_RUN, PRETRAINING, Claim, judge
 from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.page import note_of, pages, tidy
@@ -21,6 +22,7 @@ from analysis.ledger.tables import Tables
 from analysis.ledger.training import Difference
 from analysis.statistics import LEAST_UNITS, Effect, Exact
 from analysis.units import PLAN
+from mxstudy.results import ConfigError
 
 ROOT = Path(__file__).parents[1]
 ROWS = {claim.id: claim for claims in DOCUMENTS.values() for claim in claims}
@@ -293,6 +295,14 @@ def test_without_tables_all_but_formulas_is_not_run(tmp_path: Path) -> None:
 def test_the_pages_are_what_the_tables_say() -> None:
     for path, text in pages(Tables()).items():
         assert path.read_text() == text, f"{path} is not what the tables say; run `make claims`"
+
+
+@pytest.mark.integration
+def test_a_readme_without_the_marks_of_the_sums_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "README.md").write_text("<!-- make claims -->\nand a text below\n")
+    monkeypatch.setattr(page, "README", tmp_path / "README.md")
+    with pytest.raises(ConfigError, match="each must be there once"):
+        pages(Tables())
 
 
 def test_a_row_of_the_json_has_its_rule_effect_and_verdict() -> None:
