@@ -21,7 +21,7 @@ from analysis.recipe.arms_23m import RECIPE, RECIPE_AGAIN
 from analysis.stated import STEPS, Question
 from analysis.statistics import CONFIDENCE, Effect
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, load_or_none, plt, save
-from analysis.units import chosen, died, paired
+from analysis.units import chosen, died, need_columns, paired
 from mxstudy.results import legend
 
 BY_SWEEP = {one.sweep: one for one in (*CONTRADICTIONS, RECIPE, RECIPE_AGAIN)}
@@ -51,6 +51,7 @@ def errors(of: Question, runs: pd.DataFrame, bias: pd.DataFrame) -> dict[str, pd
 
 def draw(of: Question, runs: pd.DataFrame, bias: pd.DataFrame | None) -> Figure:
     """Draw the figure, or its left panel alone without `bias`. Raises ValueError if no arm has a pair with bf16."""
+    need_columns(runs, ["validation_loss"])
     found = losses(of, runs)
     if not found:
         raise ValueError(f"no arm of {of.sweep} has a pair of seeds with bf16 in these runs")

@@ -15,6 +15,7 @@ import pandas as pd
 
 from analysis.command import command
 from analysis.style import caption, load_chosen, save_table, table_parser
+from analysis.units import need_columns
 from mxstudy import results
 
 MODEL, TRAIN = "config.model.", "config.train."
@@ -89,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--paper", choices=PRINTED, required=True, help="the paper whose printed numbers are compared")
     chosen = options.parse_args(arguments)
     (runs,) = load_chosen(options, chosen, "runs")
+    with options.usage_errors():
+        need_columns(runs, ["parameters", f"{MODEL}num_heads", f"{MODEL}num_kv_heads", f"{TRAIN}sequence_length"])
     save_table(f"{caption(runs, __doc__)}\n{markdown(runs, chosen.paper)}", chosen.name)
 
 

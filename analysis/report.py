@@ -64,15 +64,17 @@ h2 { margin-top: 2.2rem; border-bottom: 2px solid #1a1a1a } img { max-width: min
 """
 
 
-def page(runs: pd.DataFrame, figures: dict[str, Figure]) -> str:
-    """Return the page as HTML. `runs` are from `in_arms`."""
+def page(runs: pd.DataFrame, figures: Mapping[str, Figure | None]) -> str:
+    """Return the page as HTML. `runs` are from `in_arms`, and the figures from `drawn`."""
+    shown = [embedded(title, figure) for title, figure in figures.items() if figure]
+    crowded = [title for title, figure in figures.items() if figure is None]
     experiments = ", ".join(sorted(runs["config.experiment"].unique()))
     parts = {
         "What was asked": commands(runs),
         "Arms": arms(runs),
         "Differences": differences(runs),
         "What the papers claim": claims(runs),
-        "Figures": Html("".join(embedded(title, figure) for title, figure in figures.items())) + left_out(runs),
+        "Figures": Html("".join(shown)) + left_out(crowded),
         "What differs between the configs": configs(runs),
         "Runs and where they ran": environment(runs),
     }
@@ -180,11 +182,10 @@ def environment(runs: pd.DataFrame) -> Html:
     return table(["run", "fingerprint", "state", "commit", "torch", "GPU", "backends"], rows)
 
 
-def left_out(runs: pd.DataFrame) -> Html:
-    said = (
-        f"RMS and histograms are drawn of up to {MOST} runs, and these are {len(runs)}; choose some of them by --only."
-    )
-    return Html() if has_few_runs(runs) else element("p", said)
+def left_out(titles: Sequence[str]) -> Html:
+    """Return a paragraph on the figures that these runs are too many for, if there are any."""
+    said = f"Not drawn of more than {MOST} runs or arms: {', '.join(titles)}; choose some of them by --only."
+    return element("p", said) if titles else Html()
 
 
 def embedded(title: str, figure: Figure) -> Html:
@@ -229,17 +230,19 @@ DRAWN: tuple[tuple[str, str, Callable[[pd.DataFrame], bool], Callable[[pd.DataFr
 )
 
 
-def drawn(paths: Sequence[Path], runs: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figures that suit these runs, by title. `runs` are from `results.with_arms`.
+def drawn(paths: Sequence[Path], runs: pd.DataFrame) -> dict[str, Figure | None]:
+    """Return the figures that suit these runs, by title, and None for those that they are too many for.
 
-    Raises ValueError if two runs of an arm have equal seeds.
+    `runs` are from `results.with_arms`. Raises ValueError if two runs of an arm have equal seeds.
     """
-    figures = {}
+    figures: dict[str, Figure | None] = {}
     for title, kind, suits, draw in DRAWN:
         frames = [f for path in paths if (f := load_or_none([path], kind)) is not None] if kind != "runs" else []
         rows = of_runs(pd.concat(frames, ignore_index=True), runs) if frames else runs if kind == "runs" else runs[:0]
         if len(rows) and suits(rows):
             figures[title] = draw(rows, runs)
+        elif len(rows) and suits in (has_few_runs, has_few_arms):
+            figures[title] = None
     return figures
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,21 @@ PLAN = "config.precision.schedule.0.plan.layers.*"
 ENDED = ("finished", "diverged")
 
 Arm = Mapping[str, object]  # a value, or a tuple of values, for each column of the config that makes the arm
+
+
+def power(rate: float) -> str:
+    """Return a learning rate as a power of 2, '2^-9', or as it is if it is none."""
+    exponent = np.log2(rate)
+    return f"2^{exponent:.0f}" if exponent == round(exponent) else f"{rate:g}"
+
+
+def need_columns(runs: pd.DataFrame, names: Iterable[str]) -> None:
+    """Raise ValueError for a missing column, suggesting the most similar one."""
+    for name in names:
+        if name not in runs:
+            near = difflib.get_close_matches(name, map(str, runs), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the first are {', '.join(map(str, [*runs][:8]))}"
+            raise ValueError(f"the runs have no column {name!r}; {hint}")
 
 
 def ended(runs: pd.DataFrame) -> pd.DataFrame:

@@ -126,6 +126,23 @@ def test_a_word_that_an_option_cannot_have_is_refused_in_one_line(
     assert said in line
 
 
+@pytest.mark.integration
+@each(
+    "module, words",
+    [
+        ("models_table", ["--paper", "mxnorm"]),
+        ("arm_losses", ["--of", "fp4_where"]),
+        ("mxnorm.fig03_lr_sensitivity", []),
+    ],
+)
+def test_a_figure_of_language_models_says_so_of_students(
+    module: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    students = str(Path(__file__).parents[1] / "results/decisive")
+    (line,) = said_by(importlib.import_module(f"analysis.{module}"), ["--runs", students, *words], capsys).splitlines()
+    assert "error: the runs have no column" in line
+
+
 def test_a_spoilt_benchmark_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "kernels.json").write_text('{"rows": [')
     kernels = importlib.import_module("analysis.mxnorm.fig08_kernels")

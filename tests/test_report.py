@@ -151,6 +151,14 @@ def test_the_head_has_the_day_and_the_commit_and_a_phone_shows_it_in_its_own_wid
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
 
 
+def test_figures_that_the_runs_are_too_many_for_are_named() -> None:
+    many = report.in_arms(on_corpora(*[6.5] * 4)).assign(fingerprint=list("abcd"))
+    assert "Not drawn" not in report.page(many, {})
+    crowded = dict.fromkeys(("Training loss", "RMS of the norms' outputs"))
+    said = f"Not drawn of more than {report.MOST} runs or arms: Training loss, RMS of the norms&#x27; outputs;"
+    assert said in report.page(many, crowded)
+
+
 def test_runs_are_grouped_by_arm_and_what_they_say_nothing_of_is_folded() -> None:
     frame = report.in_arms(on_corpora(*[6.5] * 4)).iloc[[0, 2, 1, 3]]
     groups = re.split(r'<th class="group" colspan="7">(.*?)</th>', report.environment(frame))[1:]

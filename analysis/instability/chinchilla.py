@@ -6,7 +6,6 @@ Huber loss of the residuals of log L, by L-BFGS from a grid of starts, in float6
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
@@ -15,6 +14,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
+
+from analysis.units import need_columns
 
 DELTA = 1e-3  # where the Huber loss turns from quadratic to linear, in nats of log L
 STARTS = [(a, b, 0.5, 0.4, 0.4) for a, b in product((5, 10, 15, 20), repeat=2)]  # log A, log B, log E, alpha, beta
@@ -102,15 +103,6 @@ def columns(runs: pd.DataFrame, loss: str) -> list[np.ndarray]:
                 f"{name}: the runs have {len(np.unique(sizes))} different values; give at least {MIN_SIZES}"
             )
     return list(values.T)
-
-
-def need_columns(runs: pd.DataFrame, names: Iterable[str]) -> None:
-    """Raise ValueError for a missing column, suggesting the most similar one."""
-    for name in names:
-        if name not in runs:
-            near = difflib.get_close_matches(name, map(str, runs), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the first are {', '.join(map(str, [*runs][:8]))}"
-            raise ValueError(f"the runs have no column {name!r}; {hint}")
 
 
 def objective(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray) -> Objective:

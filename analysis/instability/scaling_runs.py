@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.command import Parser, without_command
-from analysis.instability.chinchilla import need_columns
 from analysis.style import caption, load_chosen, runs_option
+from analysis.units import need_columns
 
 TRAINED_ROWS, COUNTED_ROWS = 32_100, 32_000  # rows of the embedding in the paper's public code, and in its N
 LOSS = "min_val_loss"  # the column of the authors' published losses that gives the paper's constants

@@ -19,9 +19,10 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from analysis.command import command
-from analysis.instability.chinchilla import Chinchilla, bootstrap, fit, need_columns
+from analysis.instability.chinchilla import Chinchilla, bootstrap, fit
 from analysis.instability.scaling_runs import LOSS, read, source_options
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, figure_parser, plt, save
+from analysis.units import need_columns
 from mxstudy import results
 
 NAME = "instability_table02_scaling_fits"

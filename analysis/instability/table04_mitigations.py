@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.command import command
-from analysis.instability.chinchilla import need_columns
 from analysis.instability.scaling_runs import LOSS, read, source_options
 from analysis.style import save_table, table_parser
+from analysis.units import need_columns
 from mxstudy import results
 
 PRINTED = Path(__file__).parent / "printed_tables_1_4_5.csv"

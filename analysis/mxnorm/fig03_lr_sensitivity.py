@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from analysis.command import command
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, plt, save
+from analysis.units import need_columns, power
 from mxstudy import results
 
 MODEL, RATE, LOSS = "choice.model", "config.optimizer.lr", "validation_loss"
@@ -81,9 +82,7 @@ def best(runs: pd.DataFrame) -> str:
         losses = arm.groupby(RATE)[LOSS]
         rate = losses.mean().idxmin()
         printed = PRINTED.get((model, norm), "-")
-        rows.append(
-            (model, norm, f"2^{np.log2(rate):.0f}", results.estimate(losses.get_group(rate)).counted(".4f"), printed)
-        )
+        rows.append((model, norm, power(rate), results.estimate(losses.get_group(rate)).counted(".4f"), printed))
     return results.markdown(WORDS + LOSSES, rows, left=WORDS) + "\n"
 
 
@@ -92,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("mxnorm_fig03_lr_sensitivity", __doc__)
     chosen = options.parse_args(arguments)
     (runs,) = load_ended(options, chosen, "runs")
+    with options.usage_errors():
+        need_columns(runs, [RATE, LOSS])
     save(draw(runs), chosen, f"{caption(runs, __doc__)}\n{best(runs)}")
 
 

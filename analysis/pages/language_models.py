@@ -7,9 +7,9 @@ from functools import cache, partial
 import numpy as np
 import pandas as pd
 
-from analysis.pages.marks import Parts, benchmark, least_and_most, power, rows_of
+from analysis.pages.marks import Parts, benchmark, least_and_most, rows_of
 from analysis.statistics import CONFIDENCE, student
-from analysis.units import RATE, SEED
+from analysis.units import RATE, SEED, power
 from mxstudy.results import bin_edges, markdown
 
 NORMS = {"rmsnorm": "RMSNorm", "mxnorm_p1": "MXNorm p=1", "mxnorm_p2": "MXNorm p=2"}

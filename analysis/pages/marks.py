@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from mxstudy import results
@@ -97,8 +96,3 @@ def share(count: float, runs: int, still_open: int = 0) -> str:
 def share_of(which: pd.Series) -> str:
     """Return how many are true: '20 of 32'."""
     return share(which.sum(), len(which))
-
-
-def power(rate: float) -> str:
-    """Return a power of 2: '2^-9'."""
-    return f"2^{np.log2(rate):.0f}"

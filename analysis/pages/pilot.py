@@ -15,9 +15,9 @@ import pandas as pd
 from analysis.ledger.measured import together
 from analysis.ledger.mxnorm_training import MARGIN
 from analysis.pages.language_models import LOSS, NORM
-from analysis.pages.marks import Parts, power, rows_of
+from analysis.pages.marks import Parts, rows_of
 from analysis.statistics import CONFIDENCE, student
-from analysis.units import RATE, SEED
+from analysis.units import RATE, SEED, power
 from mxstudy.results import markdown
 
 BASELINE, ARM = "rmsnorm", "mxnorm_p2"

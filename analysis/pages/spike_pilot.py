@@ -10,9 +10,9 @@ from functools import partial
 import pandas as pd
 
 from analysis.pages.language_models import LOSS, NORM, NORMS
-from analysis.pages.marks import Parts, power, rows_of
+from analysis.pages.marks import Parts, rows_of
 from analysis.pages.stated_lots import finished
-from analysis.units import RATE, died
+from analysis.units import RATE, died, power
 from mxstudy.results import markdown
 
 SWEEP, BETA2 = "spike_search_23m", "config.optimizer.betas.1"

@@ -21,11 +21,11 @@ from analysis.ledger.page import effect, verdict
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
 from analysis.ledger.tables import RESULTS, Tables
 from analysis.pages.language_models import LOSS, NORM, NORMS
-from analysis.pages.marks import Parts, power
+from analysis.pages.marks import Parts
 from analysis.recipe.arms_23m import FLOOR, OPERANDS, RECIPE, RECIPE_AGAIN
 from analysis.stated import Question
 from analysis.statistics import Effect
-from analysis.units import PLAN, RATE, SEED, chosen, died, ended
+from analysis.units import PLAN, RATE, SEED, chosen, died, ended, power
 from mxstudy.results import markdown
 
 PAIRED = "lr_sensitivity_paired"

@@ -27,8 +27,9 @@ CHANCE = {  # {task: percent, by the number of options}
 def scores(seed: int) -> pd.DataFrame:
     """Return one row per task, form and norm of the models of one seed."""
     found = rows_of("scores", f"olmes_seed{seed}")
-    runs = dict(zip(found["fingerprint"].unique(), NORMS, strict=True))
-    return found.assign(norm=found["fingerprint"].map(runs))
+    trained = rows_of("runs", "olmes_training")
+    norms = dict(zip(trained["fingerprint"].str[:12], trained[NORM], strict=True))
+    return found.assign(norm=found["checkpoint"].str.split("/").str[0].map(norms))
 
 
 @cache
