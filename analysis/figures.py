@@ -42,7 +42,7 @@ OVERFLOW = (*sweep("overflow"), "overflow")
 GRADIENT_BIAS = (*sweep("gradient_bias"), "gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
 DECISIVE = "decisive decisive_2 decisive_3"
-FP4_RUN = ("fp4_where",)  # of the ten sweeps
+RUN_OF_FP4 = {"fp4_where": "fp4_where"}  # {sweep: its tables in results/}, of the ten sweeps those that were run
 TRAIN_STEPS = "train_step_h100_llama_125m train_step_h100_llama_1b"
 ZERO_SHOT = (
     ("scores", "samples"),
@@ -290,9 +290,8 @@ FIGURES = (
     ),
     models("mxfp8_table02_models", "MXFP8 recipe, table 2", RUNS, *ELEMENTS, arguments="--paper mxfp8"),
     *(
-        Figure(name, shows, kinds, *sweep(of.sweep), published, script, f"--of {of.sweep}")
+        Figure(name, shows, kinds, *sweep(of.sweep), RUN_OF_FP4.get(of.sweep), script, f"--of {of.sweep}")
         for of in CONTRADICTIONS
-        for published in [of.sweep if of.sweep in FP4_RUN else None]
         for name, shows, kinds, script in (
             (of.sweep, of.asks, (*RUNS, "gradient_bias"), "arm_losses"),
             (f"{of.sweep}_errors", "where its errors are made", (*RUNS, "saturation", "gradient_bias"), "fp4.errors"),

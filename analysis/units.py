@@ -105,8 +105,7 @@ def paired(runs: pd.DataFrame, column: str, arm: pd.Series, baseline: pd.Series,
 
     `arm` and `baseline` have a bool per run. `varied` are the config columns, or beginnings of their names, in which
     the two arms differ. The pairs of one seed in several settings, such as learning rates, are averaged: they are one
-    unit. Pairs with a run that died are in no mean; `died` counts the
-    runs of either arm that died.
+    unit. Pairs with a run that died are in no mean. The effect's `died` counts the runs of either arm that died.
     """
     seeds = [name for name in SEEDS if name in runs]
     key = [*seeds, *(name for name in differing(runs) if not f"{name}.".startswith(tuple(f"{one}." for one in varied)))]

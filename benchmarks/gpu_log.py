@@ -47,6 +47,7 @@ class GpuLog:
             self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if not self.keep(line := self.line()):  # so that a failure is found before anything is timed
                 self.process.kill()
+                self.process.wait()
                 raise RuntimeError(f"nvidia-smi gives no {', '.join(FIELDS.values())}: {line.strip()}")
             self.thread = threading.Thread(target=self.read, daemon=True)
             self.thread.start()

@@ -294,7 +294,8 @@ def test_runs_are_chosen_by_choices_and_values_whatever_they_are_called(tmp_path
     assert chosen() == fingerprints
     assert chosen("--only", "p=a", "p=b", "m=1") == ["ax", "bx"]
     assert chosen("--without", "p=b", "m=2e0") == ["ax", "cx"]
-    assert chosen("--only", "on=true") == ["ax", "bx"]
+    assert chosen("--only", "on=true") == chosen("--only", "on=True") == ["ax", "bx"]
+    assert chosen("--without", "on=True") == ["cx", "ay"]
     for words, said in {
         "p=d": "none of the 4 runs is left",
         "q=1": "q is neither a group nor a key of these runs",

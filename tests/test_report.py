@@ -14,7 +14,7 @@ import pytest
 from analysis import difference_plot, report
 from analysis.style import plt
 from analysis.units import differing, paired
-from mxstudy.results import KNOWN, estimate, with_arms
+from mxstudy.results import KNOWN, estimate, load, with_arms
 
 ROOT = Path(__file__).parents[1]
 
@@ -157,6 +157,16 @@ def test_figures_that_the_runs_are_too_many_for_are_named() -> None:
     crowded = dict.fromkeys(("Training loss", "RMS of the norms' outputs"))
     said = f"Not drawn of more than {report.MOST} runs or arms: Training loss, RMS of the norms&#x27; outputs;"
     assert said in report.page(many, crowded)
+
+
+@pytest.mark.integration
+def test_too_many_runs_for_a_figure_leave_its_place_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = [ROOT / "results/mxnorm_pretrain"]
+    runs = report.in_arms(load(tables, "runs"))
+    assert None not in report.drawn(tables, runs).values()
+    monkeypatch.setattr(report, "MOST", 1)
+    crowded = [title for title, figure in report.drawn(tables, runs).items() if figure is None]
+    assert crowded == ["Training loss", "RMS of the norms' outputs", "Norms at the last step"]
 
 
 def test_runs_are_grouped_by_arm_and_what_they_say_nothing_of_is_folded() -> None:

@@ -68,6 +68,16 @@ def test_rows_are_judged_and_the_figure_shows_each_arms_loss_and_error() -> None
         arm_losses.draw(of, runs[~chosen(runs, BF16)], bias)
 
 
+def test_the_dead_are_counted_beside_their_own_arm() -> None:
+    of = BY_SWEEP["fp4_signs"]
+    runs = with_losses(of, {"none": 0.06})
+    dead = (chosen(runs, BF16) | chosen(runs, of.arms["none"])) & (runs["config.seed"] == 0)
+    assert dead.sum() == 2
+    figure = arm_losses.draw(of, runs.assign(state=runs["state"].mask(dead, "diverged")), None)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == [f"{name} (1 died)" if name == "none" else name for name in [*of.arms][1:]]
+
+
 def test_the_other_figure_shows_each_operands_noise_and_each_linears_gradient() -> None:
     """Runs of seed 1 are a decibel noisier, as is layer 1. The last measurement counts."""
     of = BY_SWEEP["fp4_where"]

@@ -28,9 +28,12 @@ CLAIMS = ("mxfp8-less-bf16", "weights-only", "forward-only", "gains-in-mx", "sca
 
 
 @cache
+def runs() -> pd.DataFrame:
+    return with_factors(rows_of("runs", "decisive_4"))
+
+
 def of_arm(name: str) -> pd.DataFrame:
-    runs = with_factors(rows_of("runs", "decisive_4"))
-    return runs[runs["arm"] == ARMS[name]]
+    return runs()[runs()["arm"] == ARMS[name]]
 
 
 def arms() -> str:

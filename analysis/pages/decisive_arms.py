@@ -26,6 +26,9 @@ from mxstudy.results import markdown
 
 DECISIVE = ("decisive", "decisive_2", "decisive_3")
 CODE, TEXT = "code", "paper"  # teachers
+FACTORIAL = [(rounding, rule) for rounding in ("even", "away") for rule in ("floor", "rceil")]
+IN_MX = [f"gain mx, {rounding}, {rule}" for rounding, rule in FACTORIAL]
+OUT_OF_MX = [f"gain {gain}, {rounding}, {rule}" for gain in ("bf16", "fp32") for rounding, rule in FACTORIAL]
 
 
 @cache
@@ -115,11 +118,6 @@ def words(found: FractionDifference | None) -> str:
 def effect(name: str) -> str:
     """Return a factor's main effect with the code's teacher."""
     return shown(main_effects()[name][CODE])
-
-
-FACTORIAL = [(rounding, rule) for rounding in ("even", "away") for rule in ("floor", "rceil")]
-IN_MX = [f"gain mx, {rounding}, {rule}" for rounding, rule in FACTORIAL]
-OUT_OF_MX = [f"gain {gain}, {rounding}, {rule}" for gain in ("bf16", "fp32") for rounding, rule in FACTORIAL]
 
 
 def of_text() -> pd.DataFrame:
