@@ -125,7 +125,9 @@ FIGURES = (
         script="recipe.cast_quality",
     ),
     curves("instability_fig01_losses", "instability paper, figure 1", TRAINED, *sweep("olmo_precision_grid")),
-    students(2, "activations_and_norm", "--columns model.activation --rows norm model.num_layers"),
+    students(
+        2, "activations_and_norm", "--columns model.activation --rows norm model.num_layers", "activations_and_norm"
+    ),
     Figure("instability_fig03_overflow", "instability paper, figure 3", (*TRAINED, "last_bin"), *OVERFLOW),
     Figure("instability_fig03_language", "the same of language models' gains", ("last_bin",), *sweep("olmo_gains")),
     Figure(
@@ -167,10 +169,10 @@ FIGURES = (
     ),
     Figure("instability_fig06_learning_rate_grid", "instability paper, figure 6", TRAINED, *GRID),
     Figure("learning_rate_window", "appendix C.1", TRAINED, *WINDOW, script="instability.fig06_learning_rate_grid"),
-    students(7, "attention", "--columns model"),
+    students(7, "attention", "--columns model", "attention"),
     students(8, "loss", "--columns loss", "loss"),
     Figure("instability_fig09_depth_width", "instability paper, figure 9", RUNS, *sweep("depth_width")),
-    students(10, "optimizers", "--columns optimizer"),
+    students(10, "optimizers", "--columns optimizer", "optimizers"),
     students(11, "initialisation", "--columns model.init", "initialisation"),
     Figure(
         "student_decisive",
@@ -300,6 +302,8 @@ FIGURES = (
 )
 
 IMAGES = {  # {image on a page of results/: the figure that it is}
+    "activations_and_norm": "instability_fig02_activations_and_norm",
+    "attention": "instability_fig07_attention",
     "decisive": "student_decisive",
     "fp4_where": "fp4_where",
     "fp4_where_errors": "fp4_where_errors",
@@ -319,6 +323,7 @@ IMAGES = {  # {image on a page of results/: the figure that it is}
     "mxnorm_pretrain_norm_rms": "norm_rms",
     "olmes_seed0": "mxnorm_table02_zero_shot",
     "olmes_seed1": "zero_shot_seed1",
+    "optimizers": "instability_fig10_optimizers",
     "overflow": "instability_fig03_overflow",
     "recipe_23m": "recipe_23m",
     "shakespeare": "shakespeare",

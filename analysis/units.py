@@ -72,7 +72,11 @@ def of_one_code(runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) ->
 
 def shared_units(runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) -> set[tuple[object, ...]]:
     """Return the units that have all arms, whichever code made their runs."""
-    return set.intersection(*(set(map(tuple, runs.loc[chosen(runs, arm), [*unit]].to_numpy())) for arm in arms))
+    return set.intersection(*(units_of(runs[chosen(runs, arm)], unit) for arm in arms))
+
+
+def units_of(runs: pd.DataFrame, unit: Sequence[str]) -> set[tuple[object, ...]]:
+    return set(runs[[*unit]].itertuples(index=False, name=None))
 
 
 def scale(runs: pd.DataFrame) -> str:

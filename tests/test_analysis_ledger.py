@@ -257,6 +257,23 @@ def test_initial_seeds_of_a_data_seed_are_one_unit() -> None:
     assert 0 < low < found.value < high
 
 
+def test_a_data_seed_counts_with_all_runs_of_both_arms_or_not_at_all() -> None:
+    """Without its deeper runs data seed 4 would look as if MX never diverged, and 5 has no baseline."""
+    depth = "config.model.num_layers"
+    stacks = [
+        stack(
+            plan, seed, "d..." if plan == "mxfp8" else "....", **{"fingerprint": f"{plan}{seed}{layers}", depth: layers}
+        )
+        for plan in ("mxfp8", "fp32")
+        for seed in range(6)
+        for layers in (3, 4)
+        if (plan, seed, layers) != ("mxfp8", 4, 4) and (plan, seed) != ("fp32", 5)
+    ]
+    found = of_students(Diverges((), MX, FP32, (depth,)), *stacks)
+    assert (found.found[0].count, found.incomplete) == (4, 2)
+    assert found.note.startswith("8 of 32 diverged by step 8,500; 0 of 32 diverged")
+
+
 def test_settings_within_an_arm_are_named() -> None:
     stacks = [stack("mxfp8", seed, "d.", **{"config.student.gain": gain}) for seed, gain in enumerate(("mx", "bf16"))]
     claim = Claim(id="x", where="", says="", kind="students", there="", rule=WORSE, judge=Diverges((), MX))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypedDict
 
 import pandas as pd
 
 from analysis.ledger.rules import MOST_UNITS, UNCLEAR, Rule
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import ALPHA, LEAST_UNITS, Effect, Found
-from analysis.units import Arm, chosen, differing, of_one_code, shared_units
+from analysis.units import Arm, chosen, differing, of_one_code, shared_units, units_of
 
 NOT_RUN, IMPOSSIBLE = "not run", "not possible here"
 KINDS = ("arithmetic", "kernel", "students", "pre-training", "evaluation")
@@ -29,22 +30,44 @@ class Mixed(Exception):
 Judge = Callable[[Tables], "Evidence"]
 
 
+class Left(TypedDict):
+    """How many units are left out, because they are of other code or because an arm lacks runs of them."""
+
+    others: int
+    incomplete: int
+
+
 def in_one_code(
     runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str], over: Sequence[str] = ()
-) -> tuple[pd.DataFrame, int]:
-    """Return the runs of one code, and how many units it lacks that other code has.
+) -> tuple[pd.DataFrame, Left]:
+    """Return the runs of one code, and what is left out.
 
-    Raises Missing if an arm has no runs, and Mixed if one holds several settings.
+    A unit counts with all of its arms' settings in the columns `over`, or not at all: without its runs at high rates it
+    would look as if none of them diverged. Raises Missing if an arm has no runs or no unit has all, and Mixed if an arm
+    holds several settings.
     """
     if any(not chosen(runs, arm).any() for arm in arms):
         raise Missing("no runs of an arm in these tables")
     own = of_one_code(runs, arms, unit)
     if not len(own):
         raise Mixed("no seed has all arms in one code")
-    for arm in arms:
-        if mixed := differing(own[chosen(own, arm)], over):
+    parts = [own[chosen(own, arm)] for arm in arms]
+    for part in parts:
+        if mixed := differing(part, over):
             raise Mixed(f"{mixed[0].removeprefix('config.')} differs within an arm")
-    return own, others(runs, own, arms, unit)
+    whole = set.intersection(*(whole_units(part, unit, over) for part in parts))
+    if not whole:
+        raise Missing("no seed has all runs of an arm")
+    is_whole = [each in whole for each in own[[*unit]].itertuples(index=False, name=None)]
+    left = Left(others=others(runs, own, arms, unit), incomplete=len(units_of(own, unit) - whole))
+    return own[is_whole], left
+
+
+def whole_units(runs: pd.DataFrame, unit: Sequence[str], over: Sequence[str]) -> set[tuple[object, ...]]:
+    """Return the units of an arm with all settings in the columns `over` that it has with any unit."""
+    settings = runs[[*over]].astype(str).agg(tuple, axis=1) if over else pd.Series("", runs.index)
+    by_unit = settings.groupby([runs[key] for key in unit]).transform("nunique")
+    return units_of(runs[by_unit == settings.nunique()], unit)
 
 
 def others(runs: pd.DataFrame, own: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) -> int:

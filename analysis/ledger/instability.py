@@ -179,6 +179,7 @@ ABLATIONS = (
             arms=words,
             judge=judge,
             rule=rule,
+            page="student_ablations",
             there="one run a size",
         )
         for name, where, says, words, judge, rule in (

@@ -231,7 +231,7 @@ RATES = (
     ),
 )
 
-HEADS = "config.model.attention_heads"
+HEADS, MOMENTUM = "config.model.attention_heads", "config.optimizer.momentum"
 SGD, ADAM = {"config.optimizer.kind": "sgd"}, {"config.optimizer.kind": "adam"}
 later = partial(students, there="one run an arm or a size")
 
@@ -244,6 +244,7 @@ LATER = (
             arms="MXFP8: with, without attention",
             judge=Diverges(("attention",), {**MX_CODE, HEADS: (1, 2, 4, 8, 16)}, {**MX_CODE, HEADS: 0}),
             rule=rule,
+            page="student_ablations",
         )
         for name, words, rule in (("more", "no less", between(-inf, HALF, OF_FIGURE_6[1])), ("less", "more", LESS))
     ),
@@ -264,8 +265,9 @@ LATER = (
             where="appendix E, figure 10",
             says=f"{name} is more stable than Adam in low precision",
             arms=f"MXFP8: {name}, Adam",
-            judge=Diverges(("optimizers",), MX_CODE | SGD | {"config.optimizer.momentum": momentum}, MX_CODE | ADAM),
+            judge=Diverges(("optimizers",), MX_CODE | SGD | {MOMENTUM: momentum}, MX_CODE | ADAM),
             rule=LESS,
+            page="student_ablations",
         )
         for suffix, name, momentum in (("", "SGD", 0.0), ("-momentum", "SGD with momentum", 0.9))
     ),

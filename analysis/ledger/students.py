@@ -50,7 +50,7 @@ class Diverges:
         if self.baseline and not self.unstable:
             note += described(*parts)
         found = [Effect(fractions, outcomes=tuple(happened))]
-        return Evidence(found, UNITS, note, here=scale(pd.concat(parts)), others=left)
+        return Evidence(found, UNITS, note, here=scale(pd.concat(parts)), **left)
 
     def counts(self, runs: pd.DataFrame, happened: pd.Series, step: float) -> str:
         if self.unstable:
@@ -202,7 +202,7 @@ class Measured:
             measured = before_divergence(measured) if self.before else measured
             by_replica = measured.sort_values("step").groupby([DATA_SEED, *REPLICA]).apply(self.of)
             units.append(by_replica.groupby(level=0).mean())
-        return Evidence([Effect(less(units))], UNITS, here=scale(runs), others=left)
+        return Evidence([Effect(less(units))], UNITS, here=scale(runs), **left)
 
 
 def last(column: str) -> Callable[[pd.DataFrame], float]:
@@ -248,5 +248,5 @@ class Ends:
         dead, of = int(sum(gone.sum() for gone in lost)), int(sum(map(len, lost)))
         note = f"{dead} of {of} are up at the end and in no mean"
         return Evidence(
-            [Effect(less(logs).groupby(level=0).mean(), died=(dead, of))], UNITS, note, here=scale(runs), others=left
+            [Effect(less(logs).groupby(level=0).mean(), died=(dead, of))], UNITS, note, here=scale(runs), **left
         )

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
 
 import numpy as np
 import pandas as pd
 
-from analysis.ledger.claim import Evidence, Judge, NotPossible, in_one_code
+from analysis.ledger.claim import Evidence, Judge, Left, NotPossible, in_one_code
 from analysis.ledger.measured import MOST_HOURS, gpu_hours, side_by_side
 from analysis.ledger.rules import UNCLEAR
 from analysis.ledger.tables import Missing, Tables
@@ -23,35 +22,11 @@ from mxstudy.results import bin_edges
 PAIRS, RUNS = "pairs of seeds", "seeds"
 
 
-class Left(TypedDict):
-    """How many pairs or seeds are left out, because they are of other code or because they lack runs."""
-
-    others: int
-    incomplete: int
-
-
 def arms_of(
     tables: Tables, names: Sequence[str], arms: Sequence[Arm], over: Sequence[str]
 ) -> tuple[pd.DataFrame, Left]:
-    """Return the runs of one code, and what is left out.
-
-    A seed counts with all of its arms' settings in the columns `over`, or not at all: without its runs at high rates it
-    would look as if none of them diverged. Raises Missing if an arm has no runs, and Mixed if one holds several
-    settings.
-    """
-    own, others = in_one_code(ended(tables.load("runs", *names)), arms, SEEDS, over)
-    seeds = pd.MultiIndex.from_frame(own[[*SEEDS]])
-    whole = set.intersection(*(whole_seeds(own[chosen(own, arm)], over) for arm in arms))
-    if not whole:
-        raise Missing("no seed has all runs of an arm")
-    return own[seeds.isin(whole)], Left(others=others, incomplete=seeds.nunique() - len(whole))
-
-
-def whole_seeds(runs: pd.DataFrame, over: Sequence[str]) -> set[tuple[int, ...]]:
-    """Return the seeds with which an arm has all settings in the columns `over` that it has with any seed."""
-    settings = runs[[*over]].astype(str).agg(tuple, axis=1) if over else pd.Series("", runs.index)
-    by_seed = settings.groupby([runs[key] for key in SEEDS]).nunique()
-    return set(by_seed.index[by_seed == settings.nunique()])
+    """Return the runs of these tables that ended, of one code and of seeds that have all of them."""
+    return in_one_code(ended(tables.load("runs", *names)), arms, SEEDS, over)
 
 
 @dataclass(frozen=True)

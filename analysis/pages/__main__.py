@@ -26,6 +26,7 @@ from analysis.pages.spike_proxy import PROXY
 from analysis.pages.stated_lots import FP4, LR_PAIRED, MOE, OLMO_GAINS, RECIPE_23M
 from analysis.pages.step_cost import TRAIN_STEP
 from analysis.pages.step_parts import PARTS
+from analysis.pages.student_ablations import STUDENT_ABLATIONS
 from analysis.pages.student_figures import STUDENT_FIGURES
 from analysis.pages.students import STUDENT_TEACHER
 from analysis.pages.training_speed import ALL_GATHER, INGREDIENTS, SCALING
@@ -60,6 +61,7 @@ PAGES: dict[str, Parts] = {
     "soak": SOAK,
     "spike_proxy": PROXY,
     "spike_search_23m": SPIKE_PILOT,
+    "student_ablations": STUDENT_ABLATIONS,
     "student_figures": STUDENT_FIGURES,
     "student_teacher": STUDENT_TEACHER,
     "tracking_load": MIRROR,

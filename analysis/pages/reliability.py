@@ -168,6 +168,11 @@ def added(name: str, what: str) -> str:
     return f"{100 * one['added']:+.0f} %" + (noisy if spread > LIMIT else "")
 
 
+def added_by_medians(name: str, what: str) -> str:
+    one = row(name, what=what)
+    return f"{100 * (one['with_median_s'] / one['without_median_s'] - 1):+.0f} %"
+
+
 def settings(name: str, form: str) -> str:
     return form.format(**benchmark(name)["settings"])
 
@@ -188,6 +193,7 @@ CHECKPOINT: Parts = {
         for size, name in (("larger", SIZES[1]), ("whole", SIZES[2]))
         for said, what in (("save", "save"), ("load", "load from disk"))
     },
+    "save by medians, whole": partial(added_by_medians, SIZES[2], "save"),
     "checksums of a save": of_a_save,
     "command, smaller": partial(command, SIZES[0]),
     "size": partial(settings, SIZES[1], "{layers} layers and {vocabulary:,} words, {gib:.1f} GiB"),

@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.pages.marks import Parts, frame, least_and_most, rows, share_of
+from analysis.pages.marks import Parts, benchmark, frame, least_and_most, rows, share_of
 from analysis.pages.step_cost import reading
+from analysis.pages.step_profile import BF16, BUSY, MXFP8, kernels_ms, ms_of, name_of, profile, step_ms
 from mxstudy.results import markdown
 
 SAID = {"slices": "time slices", "mps": "MPS"}
@@ -55,7 +56,45 @@ def clock(sharing: str) -> str:
     return least_and_most(of_several(sharing, "sm_mhz_median"), ".0f")
 
 
+# ------------------------------------------------------------------------------------------- the kernels of one step
+
+MODEL, GPU, TARGET = "llama_23m", "H100", 1.7e6  # tokens/s, set for an H200
+
+
+def tokens() -> int:
+    settings = benchmark(name_of(MODEL, GPU))["settings"]
+    return int(settings["batch"] * settings["sequence"])
+
+
+def busy_ms() -> float:
+    return sum(ms_of(MODEL, MXFP8, GPU)[group] for group in BUSY)
+
+
+def target_ms() -> float:
+    """Return the ms of a step that makes as many tokens a second as is the target."""
+    return tokens() / TARGET * 1e3
+
+
+def rest_ms() -> float:
+    """Return the ms of all kernels but GEMMs and attention."""
+    return kernels_ms(MODEL, MXFP8, GPU) - busy_ms()
+
+
+KERNELS: Parts = {
+    "profile": partial(profile, MODEL, GPU, (BF16, MXFP8)),
+    "kernels": lambda: f"{kernels_ms(MODEL, MXFP8, GPU):.1f}",
+    "as timed": lambda: f"{step_ms(MODEL, MXFP8, GPU):.1f}",
+    "without gaps": lambda: millions(tokens() / kernels_ms(MODEL, MXFP8, GPU) * 1e3),
+    "ms of the target": lambda: f"{target_ms():.1f}",
+    "GEMMs and attention": lambda: f"{busy_ms():.1f}",
+    "all else": lambda: f"{rest_ms():.1f}",
+    "left to all else": lambda: f"{target_ms() - busy_ms():.1f}",
+    "faster": lambda: f"{rest_ms() / (target_ms() - busy_ms()):.2f}",
+    "commit of the profile": lambda: f"`{benchmark(name_of(MODEL, GPU))['provenance']['commit']}`",
+}
+
 SIDE_BY_SIDE: Parts = {
+    **KERNELS,
     "turns": turns,
     "best": lambda: millions(best()["tokens_per_s"]),
     "alone": lambda: least_and_most(alone() / 1e6, ".3f"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -80,15 +81,19 @@ def step_ms(model: str, arm: str, gpu: str = "H100") -> float:
     return float(row(name_of(model, gpu), arm=arm)["step_ms"])
 
 
-def profile(model: str, gpu: str) -> str:
-    """Return the table of a model: a row for each group, a column for each arm."""
-    of = {arm: ms_of(model, arm, gpu) for arm in ARMS}
+def profile(model: str, gpu: str, arms: Sequence[str] = tuple(ARMS)) -> str:
+    """Return the table of a model: a row for each group that an arm has, a column for each arm."""
+    of = {arm: ms_of(model, arm, gpu) for arm in arms}
     order = [*BUSY, *(group for group in GROUPS if group not in BUSY), REST]
-    cells = [(group, *(f"{of[arm][group]:.1f}" if of[arm][group] else "-" for arm in ARMS)) for group in order]
-    cells.append(("all kernels", *(f"{kernels_ms(model, arm, gpu):.1f}" for arm in ARMS)))
-    cells.append(("the step, as timed", *(f"{step_ms(model, arm, gpu):.1f}" for arm in ARMS)))
+    cells = [
+        (group, *(f"{of[arm][group]:.1f}" if of[arm][group] else "-" for arm in arms))
+        for group in order
+        if any(of[arm][group] for arm in arms)
+    ]
+    cells.append(("all kernels", *(f"{kernels_ms(model, arm, gpu):.1f}" for arm in arms)))
+    cells.append(("the step, as timed", *(f"{step_ms(model, arm, gpu):.1f}" for arm in arms)))
     head = f"ms of a step of {model} on an {gpu}"
-    return markdown([head, *ARMS.values()], cells, left=[head])
+    return markdown([head, *(ARMS[arm] for arm in arms)], cells, left=[head])
 
 
 class Budget(NamedTuple):

@@ -11,6 +11,7 @@ from analysis.instability import claims as prestated
 from analysis.pages.decisive_arms import DECISIVE_ARMS
 from analysis.pages.marks import Parts, one_or_range, rows_of, share, share_of
 from analysis.pages.student_lots import (
+    SPIKES,
     back,
     counted,
     difference,
@@ -18,14 +19,15 @@ from analysis.pages.student_lots import (
     interval,
     lot,
     shown,
+    spikes_in_runs,
+    table_of_arms,
     unstable,
     verdicts,
 )
 from analysis.statistics import joint_level
 from analysis.students import arms as replicas
-from analysis.students.arms import REPLICA, middle_step, shown_interval
+from analysis.students.arms import REPLICA, middle_step
 from analysis.units import DATA_SEED, SEED, chosen
-from mxstudy.results import markdown
 
 GAIN_STEPS = (1200, 4800, 8900)
 CODE, TEXT = (f"MXFP8 as the text has it, teacher `{teacher}`" for teacher in ("code", "paper"))
@@ -49,30 +51,6 @@ ARMS: dict[str, Callable[[], pd.DataFrame]] = {
     CODE: partial(of, "overflow", fidelity="paper_text", teacher="code"),
     TEXT: partial(of, "overflow", fidelity="paper_text", teacher="paper"),
 }
-
-
-def arms() -> str:
-    cells = []
-    for name, runs_of in ARMS.items():
-        runs = runs_of()
-        spikes = runs["outcome.spikes"]
-        in_runs = (spikes > 0).sum()
-        cells.append(
-            (
-                name,
-                f"{runs[DATA_SEED].nunique()} x {runs[SEED].nunique()}",
-                counted(runs),
-                shown_interval(runs["diverged"] > 0),
-                runs["open"].sum(),
-                middle_step(runs["outcome.diverged_at"]),
-                f"{spikes.sum():.0f}, in {in_runs} runs" if in_runs else "none",
-            )
-        )
-    columns = [
-        *("arm", "data seeds x initial seeds", "diverged by step 8,500", "95 %, Wilson", "up at the end"),
-        *("median step", "losses over 100 times the one before"),
-    ]
-    return markdown(columns, cells, left=["arm", "data seeds x initial seeds", "95 %, Wilson", columns[-1]])
 
 
 def count(*names: str) -> str:
@@ -271,7 +249,7 @@ LOSS_AND_WEIGHTS: Parts = {
 
 STUDENT_FIGURES: Parts = {
     "verdicts": partial(verdicts, 3, 8, 11),
-    "arms": arms,
+    "arms": partial(table_of_arms, ARMS, **{SPIKES: spikes_in_runs}),
     **{name: partial(count, name) for name in ARMS},
     "small weights, up at the end": partial(up_at_the_end, "MXFP8, small weights"),
     "final loss, teacher `code`": partial(final, [name for name in ARMS if "KL" not in name and name != TEXT]),

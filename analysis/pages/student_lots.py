@@ -5,6 +5,7 @@ Their verdicts leave out runs that are up at the end, as was stated. The counts 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import pandas as pd
@@ -12,10 +13,12 @@ import pandas as pd
 from analysis.instability import claims as prestated
 from analysis.pages.marks import rows_of, share, share_of
 from analysis.statistics import joint_level
-from analysis.students.arms import FractionDifference, ended
+from analysis.students.arms import FractionDifference, ended, middle_step, shown_interval
+from analysis.units import DATA_SEED, SEED
 from mxstudy.results import markdown
 
 OF_FIGURE = {3: "overflow", 6: "learning_rate_window", 8: "loss", 11: "initialisation"}
+SPIKES = "losses over 100 times the one before"
 IN_PERCENT = prestated.inputs  # the quantity that is shown in percent
 
 
@@ -63,6 +66,35 @@ def difference(figure: int, place: int) -> str:
 def interval(figure: int, place: int) -> str:
     claim, found = list(findings(figure).items())[place]
     return f"({number(claim, found.low)} .. {number(claim, found.high)})"
+
+
+def table_of_arms(arms: Mapping[str, Callable[[], pd.DataFrame]], **more: Callable[[pd.DataFrame], str]) -> str:
+    """Return a table with one line per arm: how many runs diverged, and when, and in columns `more` what they say."""
+    cells = []
+    for name, runs_of in arms.items():
+        runs = runs_of()
+        cells.append(
+            (
+                name,
+                f"{runs[DATA_SEED].nunique()} x {runs[SEED].nunique()}",
+                counted(runs),
+                shown_interval(runs["diverged"] > 0),
+                runs["open"].sum(),
+                middle_step(runs["outcome.diverged_at"]),
+                *(cell(runs) for cell in more.values()),
+            )
+        )
+    columns = [
+        *("arm", "data seeds x initial seeds", "diverged by step 8,500", "95 %, Wilson", "up at the end"),
+        *("median step", *more),
+    ]
+    return markdown(columns, cells, left=["arm", "data seeds x initial seeds", "95 %, Wilson", SPIKES])
+
+
+def spikes_in_runs(runs: pd.DataFrame) -> str:
+    found = runs["outcome.spikes"]
+    in_runs = (found > 0).sum()
+    return f"{found.sum():.0f}, in {in_runs} runs" if in_runs else "none"
 
 
 def counted(runs: pd.DataFrame) -> str:

@@ -1,0 +1,82 @@
+"""Make the parts of the page about figures 2, 7 and 10 of the instability paper: activation, attention, optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pandas as pd
+
+from analysis.ledger.instability import ACTIVATION, DEPTH
+from analysis.ledger.instability_runs import HEADS, MOMENTUM
+from analysis.pages.marks import Parts, rows_of
+from analysis.pages.stated_lots import decided, verdicts
+from analysis.pages.student_lots import SPIKES, counted, lot, spikes_in_runs, table_of_arms, unstable
+from analysis.students.arms import middle_step
+from analysis.units import DATA_SEED, Arm, chosen
+
+PAGE = "student_ablations"
+MAIN, ATTENTION, PLAIN, WITH_MOMENTUM = "main run", "with attention", "SGD", "SGD with momentum"
+SWIGLU = "SwiGLU, 4 layers"
+OF: dict[str, tuple[str, Arm]] = {  # {arm: its tables in results/, its settings}
+    MAIN: ("attention", {HEADS: 0}),
+    ATTENTION: ("attention", {HEADS: 8}),
+    PLAIN: ("optimizers", {"config.optimizer.kind": "sgd", MOMENTUM: 0.0}),
+    WITH_MOMENTUM: ("optimizers", {"config.optimizer.kind": "sgd", MOMENTUM: 0.9}),
+    "GELU, 3 layers": ("activations_and_norm", {ACTIVATION: "gelu", DEPTH: 3}),
+    "SwiGLU, 3 layers": ("activations_and_norm", {ACTIVATION: "swiglu", DEPTH: 3}),
+    SWIGLU: ("activations_and_norm", {ACTIVATION: "swiglu", DEPTH: 4}),
+}
+
+
+def runs_of(name: str, settings: Arm) -> pd.DataFrame:
+    runs = lot(name)
+    return runs[chosen(runs, settings)]
+
+
+ARMS: dict[str, Callable[[], pd.DataFrame]] = {name: partial(runs_of, *of) for name, of in OF.items()}
+
+
+def final(runs: pd.DataFrame) -> float:
+    """Return the median final loss of the runs that neither diverged nor are up at the end."""
+    return float(runs.loc[~unstable(runs), "loss"].median())
+
+
+def final_loss(runs: pd.DataFrame) -> str:
+    return "-" if unstable(runs).all() else f"{final(runs):.4f}"
+
+
+def over_main_run(name: str) -> str:
+    """Return how many times the main run's final loss an arm's is: '130 times'."""
+    return f"{final(ARMS[name]()) / final(ARMS[MAIN]()):.3g} times"
+
+
+def median_step(name: str) -> str:
+    return middle_step(ARMS[name]()["outcome.diverged_at"])
+
+
+def first_loss() -> str:
+    """Return the median of the main runs' losses at the first step."""
+    runs, losses = ARMS[MAIN](), rows_of("metrics", "attention")
+    own = losses.merge(runs[["fingerprint", "replica"]])
+    return f"{own.loc[own['step'] == own['step'].min(), 'loss'].median():.2f}"
+
+
+def jumping(name: str) -> str:
+    """Return how many runs of an arm have a loss over 100 times the one before."""
+    return str((ARMS[name]()["outcome.spikes"] > 0).sum())
+
+
+STUDENT_ABLATIONS: Parts = {
+    "decided": partial(decided, PAGE),
+    "verdicts": partial(verdicts, PAGE),
+    "arms": partial(table_of_arms, ARMS, **{SPIKES: spikes_in_runs, "final loss": final_loss}),
+    **{name: partial(lambda name: counted(ARMS[name]()), name) for name in (MAIN, ATTENTION, PLAIN)},
+    **{f"step, {name}": partial(median_step, name) for name in (MAIN, ATTENTION)},
+    **{f"loss, {name}": partial(lambda name: final_loss(ARMS[name]()), name) for name in (MAIN, PLAIN, WITH_MOMENTUM)},
+    **{f"loss over the main run's, {name}": partial(over_main_run, name) for name in (PLAIN, WITH_MOMENTUM)},
+    **{f"runs, {name}": partial(lambda name: str(len(ARMS[name]())), name) for name in (MAIN, SWIGLU)},
+    **{f"jumping, {name}": partial(jumping, name) for name in (MAIN, SWIGLU)},
+    "first loss": first_loss,
+    "data seeds of SwiGLU": lambda: str(ARMS[SWIGLU]()[DATA_SEED].nunique()),
+}
