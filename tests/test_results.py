@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -167,6 +168,16 @@ def test_runs_are_taken_from_any_level_of_folder(tmp_path: Path, folders: list[R
     assert folders_of([folders[1].path, str(folders[0].path)]) == folders[::-1]
     with pytest.raises(ConfigError, match="nothing: has no runs; give a run's folder"):
         folders_of([tmp_path, tmp_path / "nothing"])
+
+
+def test_a_run_in_two_folders_is_refused_because_it_would_count_twice(folders: list[RunFolder]) -> None:
+    first = folders[0].path
+    runs_dir = first.parent.parent
+    shutil.copytree(first, runs_dir / "copied" / first.name)
+    for path in (runs_dir, first.parent):
+        with pytest.raises(ConfigError, match=f"{first.name} are one run; move one of them out of {runs_dir}/$"):
+            folders_of([path])
+    assert [run.path for run in folders_of([first])] == [first]
 
 
 def test_who_has_only_rehearsals_is_told_where_they_are(tmp_path: Path, trained: RunFolder) -> None:

@@ -104,7 +104,19 @@ def look_for_runs(path: Path) -> list[RunFolder]:
         return [RunFolder(path)]
     # runs/, else runs/NAME, else a folder of runs that is not in runs/, such as a copy
     found = find_runs(path) or runs_of(find_runs(path.parent), path.name) or find_runs(path, "*")
-    return [run.with_result() for run in found]
+    return [run.with_result() for run in each_once(found)]
+
+
+def each_once(runs: list[RunFolder]) -> list[RunFolder]:
+    """Return the runs. Raises ConfigError if one lies in two folders, because each of its numbers would count twice."""
+    first: dict[str, RunFolder] = {}
+    for run in runs:
+        other = first.setdefault(run.own_path.name, run)
+        if other is not run:
+            raise ConfigError(
+                f"{other.path} and {run.path} are one run; move one of them out of {run.path.parents[1]}/"
+            )
+    return runs
 
 
 _look: ContextVar[Callable[[Path], list[RunFolder]]] = ContextVar("look", default=look_for_runs)
