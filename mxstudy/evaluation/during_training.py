@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
-import torch
 
 from mxstudy import config
 from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.evaluation import questions
+from mxstudy.evaluation.beside_training import beside_training
 from mxstudy.evaluation.lm import NativeLM
 from mxstudy.evaluation.metrics import NotANumber
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.evaluation.suite import count_requests, samples_of, scores_of, values_of
 from mxstudy.evaluation.templates import Question
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import evaluated
 
 
 def build_evaluation(
@@ -41,7 +40,6 @@ def build_evaluation(
     ]
     total = sum(count_requests(*one) for one in asked)
 
-    @torch.compiler.set_stance("force_eager")  # so that no block is recompiled for other shapes than those of training
     def evaluate() -> dict[str, float]:
         scorer, done = Scorer(model, max_length, settings.tokens_per_batch), 0
 
@@ -54,13 +52,10 @@ def build_evaluation(
             return samples_of(NativeLM(scorer, tokenizer, count), task, form, groups)
 
         try:
-            with evaluated(model):
+            with beside_training(model):
                 return values_of(scores_of(pd.concat([answers(*one) for one in asked])))
         except NotANumber as error:  # the next training loss decides whether the run has diverged
             print(f"evaluation: no scores: {error}", flush=True)
             return {}
-        finally:
-            if torch.cuda.is_available():
-                torch.cuda.reset_peak_memory_stats()  # a run's peak memory is that of its training steps
 
     return evaluate

@@ -19,9 +19,9 @@ from torch import Tensor
 from mxstudy import config
 from mxstudy.config import Texts, TextsDuringTraining
 from mxstudy.data.tokenizer import Tokenizer
+from mxstudy.evaluation.beside_training import beside_training
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.past import Past
-from mxstudy.model.precision import evaluated
 from mxstudy.model.seeds import generator_for
 from mxstudy.reader import require
 
@@ -159,18 +159,13 @@ def sampler_of(
     """
     check_prompts_of(settings, tokenizer, max_length)
 
-    @torch.compiler.set_stance("force_eager")
     def write() -> list[Text]:
-        try:
-            with evaluated(model):
-                return [
-                    text
-                    for prompt in settings.prompts
-                    for text in continued(model, tokenizer, prompt, settings, max_length)
-                ]
-        finally:
-            if torch.cuda.is_available():
-                torch.cuda.reset_peak_memory_stats()  # a run's peak memory is that of its training steps
+        with beside_training(model):
+            return [
+                text
+                for prompt in settings.prompts
+                for text in continued(model, tokenizer, prompt, settings, max_length)
+            ]
 
     return write
 

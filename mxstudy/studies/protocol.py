@@ -1,8 +1,8 @@
-"""The interface of a kind of run: one class, whose methods are called in the order of their definition here.
+"""The interface of a kind of run: one class.
 
-plan        check, pinned, identity_key, identity, backends                         no file, no training
+plan        check, pinned, backends, unused_settings, identity_key, identity        no file, no training
             cost, backend_notes, gpu_hours_note, recomputation                       for a dry run
-            watched, check_watched, newly_on, changed_questions                      what is measured beside the run
+            watched, check_watched, newly_on, with_watched_of, changed_questions     what is measured beside the run
 run         run                                                                     writes in the run's folder alone
 afterwards  summarise, tell_others                                                  for all runs of a sweep; for one run
 """

@@ -21,7 +21,7 @@ from mxstudy.model.describe_precision import describe
 from mxstudy.reader import changed
 from mxstudy.studies.protocol import Identity, Keyed, Study, Uses, on_planned_device, unused_messages
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.journal import Journal, Row, read_journal
+from mxstudy.tracking.journal import Row, read_journal, replace_journal
 from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.tracking.mlflow_mirror import add_rows
 from mxstudy.train.recorder import finish_and_mirror
@@ -116,11 +116,9 @@ def write_journal(
     config: TrainedModelRun, folder: RunFolder, path: Path, trained: Trained, probe: str, values: Mapping[str, float]
 ) -> None:
     """Replace the journal by two rows at the step of the checkpoint in `path`: the plan and the values."""
-    folder.journal_path.unlink(missing_ok=True)
-    step, journal = checkpoints.step_of(path), Journal(folder.journal_path)
-    journal.write({"step": step} | plan_of(config, trained)[1])
-    journal.write({"step": step, "probe": probe, "values": dict(values)})
-    journal.close()
+    at = {"step": checkpoints.step_of(path)}
+    _, plan = plan_of(config, trained)
+    replace_journal(folder.journal_path, [at | plan, at | {"probe": probe, "values": dict(values)}])
 
 
 def finish(config: TrainedModelRun, folder: RunFolder, label: str) -> None:

@@ -14,9 +14,12 @@ import errno
 import json
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from mxstudy.whole_files import replacing
 
 Row = dict[str, Any]
 
@@ -46,6 +49,15 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def replace_journal(path: Path, rows: Iterable[Row]) -> None:
+    """Replace a journal by these rows, or create it; a kill leaves the old journal or the new one."""
+    with replacing(path) as temporary:
+        journal = Journal(temporary)
+        for row in rows:
+            journal.write(row)
+        journal.close()
 
 
 def read_journal(path: Path) -> list[Row]:

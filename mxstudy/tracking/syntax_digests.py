@@ -52,11 +52,6 @@ def borrowed(sources: Mapping[str, str]) -> dict[str, set[str]]:
         return {file: {found[0] for found in its if found} for file, its in origins.items()}
 
 
-def tree_digest(source: str) -> str:
-    """Return the digest of one file by itself, or '' if it has nothing but docstrings and imports."""
-    return file_digests({"": source}).get("", "")
-
-
 def digest_of(words: list[str]) -> str:
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:DIGITS]
 

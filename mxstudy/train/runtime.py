@@ -14,11 +14,14 @@ import torch
 from mxstudy.compat.torch_compiler import build_dtype_rules_once, keep_floats_constant, keep_roundings
 from mxstudy.reader import ConfigError
 
-# Dense bf16 FLOP/s by the data sheets. For a GPU that is not listed here, no MFU is recorded.
+# Dense bf16 FLOP/s by the data sheets: the longest name with which a GPU's begins. No MFU is recorded for other GPUs.
 PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
     "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835e12,
     "NVIDIA GH200": 989e12,
     "NVIDIA B200": 2250e12,
     "NVIDIA GB200": 2500e12,
@@ -98,9 +101,9 @@ def keep_freed_memory() -> None:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the dense bf16 FLOP/s of the device, or None if it is not known."""
-    if device.type != "cuda":
+    """Return the dense bf16 FLOP/s of the device, or None if it is not known, as of a CPU or a part of a GPU (MIG)."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    if " MIG " in name:
         return None
-    name = torch.cuda.get_device_name(device)
     matches = [key for key in PEAK_FLOPS if name.startswith(key)]
     return PEAK_FLOPS[max(matches, key=len)] if matches else None

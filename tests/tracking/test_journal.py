@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mxstudy.tracking.journal import Journal, last_segments, read_journal, read_rows
+from mxstudy.tracking.journal import Journal, last_segments, read_journal, read_rows, replace_journal
 
 WRITES_FOREVER = """
 import sys
@@ -124,3 +124,13 @@ def test_a_writer_that_is_killed_leaves_whole_rows(tmp_path: Path) -> None:
     assert path.read_bytes().count(b"\n") == len(rows) > 100
     write(path, {"step": len(rows)})
     assert len(read_journal(path)) == len(rows) + 1
+
+
+def test_a_journal_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    replace_journal(path, [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 2.0}])
+    assert [row["step"] for row in read_journal(path)] == [0, 1]
+    with pytest.raises(TypeError):
+        replace_journal(path, [{"step": 7}, {"step": object()}])  # cannot be written
+    assert [row["step"] for row in read_journal(path)] == [0, 1]
+    assert [*tmp_path.iterdir()] == [path]

@@ -35,7 +35,7 @@ from mxstudy.students.fork.points import (
 from mxstudy.students.stack import Stack, apply_run_precision, build_student
 from mxstudy.tracking.columnar_journal import read_columns
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder
-from mxstudy.tracking.journal import Journal, Row
+from mxstudy.tracking.journal import Row, replace_journal
 from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.checkpoint import Checkpoints
 from mxstudy.train.recorder import finish_and_mirror
@@ -145,14 +145,11 @@ def metrics_table(points: list[ForkPoint], values: np.ndarray) -> pd.DataFrame:
 
 def record(folder: RunFolder, steps: int, plan: Row) -> None:
     """Write the journal for MLflow: the forks' plan, and the fraction of forks that diverge, by point."""
-    folder.journal_path.unlink(missing_ok=True)
     forks = results.load_table([folder], "forks")
     shares = forks["diverged_at"].notna().groupby(forks["point"]).mean()
-    journal = Journal(folder.journal_path)
-    journal.write({"step": 0} | plan)
     values = {f"diverged_fraction/{point}": float(share) for point, share in shares.items()}
-    journal.write({"step": steps, "probe": "interventions", "values": values})
-    journal.close()
+    measured = {"step": steps, "probe": "interventions", "values": values}
+    replace_journal(folder.journal_path, [{"step": 0} | plan, measured])
 
 
 def summarise(runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:

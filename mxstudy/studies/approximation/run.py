@@ -20,7 +20,7 @@ from mxstudy.results import terminal as tables
 from mxstudy.studies.approximation.recipe_errors import recipe_errors
 from mxstudy.studies.approximation.tables import TABLES, Measure
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.journal import Journal
+from mxstudy.tracking.journal import replace_journal
 from mxstudy.train.recorder import finish_and_mirror
 
 FIGURES = ("mxnorm.fig02_approximation", "mxnorm.theorem1_bounds", "recipe.cast_quality", "recipe.formats_table")
@@ -52,16 +52,15 @@ def tables_of(config: Approximation) -> dict[str, Measure]:
 
 def record(folder: RunFolder) -> None:
     """Write the journal for MLflow's charts: mean r^2, and estimated RMS / true RMS, by number of blocks."""
-    folder.journal_path.unlink(missing_ok=True)
     fidelity, convergence = (results.load_table([folder], name) for name in ("fidelity", "convergence"))
     r_squared = fidelity.groupby(["blocks", "block_size", "p"])["r_squared"].mean()
     ratios = convergence.set_index(["blocks", "distribution", "p"])["mean"]
-    journal = Journal(folder.journal_path)
+    rows = []
     for blocks in sorted({*fidelity["blocks"], *convergence["blocks"]}):
         values = {f"B{b}_p{p:g}/r_squared": v for (n, b, p), v in r_squared.items() if n == blocks}
         values |= {f"{name}_p{p:g}/rms_ratio": v for (n, name, p), v in ratios.items() if n == blocks}
-        journal.write({"step": int(blocks), "probe": "approximation", "values": values})
-    journal.close()
+        rows.append({"step": int(blocks), "probe": "approximation", "values": values})
+    replace_journal(folder.journal_path, rows)
 
 
 # ------------------------------------------------------------------------------------------------- on the terminal
