@@ -16,7 +16,7 @@ DRAW = 0  # seed of the random tensors
 
 
 def number(value: float, count: int = 1, note: str = "", unit: str = "cases") -> Evidence:
-    return Evidence([Exact(float(value), count)], unit, note)
+    return Evidence(Exact(float(value), count), unit, note)
 
 
 def computed(of: Callable[[], float]) -> Judge:

@@ -46,7 +46,7 @@ students = partial(Claim, kind=STUDENTS, there="4 x 512 and like sizes, one run 
 
 def general(judge: Judge, rule: Rule) -> Callable[[Tables], str]:
     """Return a function from the tables to what the general rules say."""
-    return lambda tables: rule.verdict(judge(tables).found)[0]
+    return lambda tables: rule.verdict(judge(tables).found)
 
 
 FIGURES, WINDOW = "student_figures", "learning_rate_window"  # pages

@@ -49,7 +49,7 @@ class Diverges:
         note = "; ".join(self.counts(part, one, step) for part, one in zip(parts, happened, strict=True))
         if self.baseline and not self.unstable:
             note += described(*parts)
-        found = [Effect(fractions, outcomes=tuple(happened))]
+        found = Effect(fractions, outcomes=tuple(happened))
         return Evidence(found, UNITS, note, here=scale(pd.concat(parts)), others=left)
 
     def counts(self, runs: pd.DataFrame, happened: pd.Series, step: float) -> str:
@@ -116,7 +116,7 @@ class Prestated:
         if general != found.verdict:
             note += f"; by the general rules (all runs counted, 95 % for the claim alone): {general}"
         return Evidence(
-            [Given(units, low=found.low, high=found.high)],
+            Given(units, low=found.low, high=found.high),
             UNITS,
             note,
             found.verdict,
@@ -171,7 +171,7 @@ class Intervention:
         outcomes = tuple(part["diverged_at"].notna().astype(float) for part in parts)
         note = "; ".join(f"{one.sum():.0f} of {len(one)} diverged" for one in outcomes)
         left = others(forks, own, changes, ["data_seed"])
-        return Evidence([Effect(less(units), outcomes=outcomes)], UNITS, note, others=left)
+        return Evidence(Effect(less(units), outcomes=outcomes), UNITS, note, others=left)
 
 
 # --------------------------------------------------------------------------------------------------------- measurements
@@ -202,7 +202,7 @@ class Measured:
             measured = before_divergence(measured) if self.before else measured
             by_replica = measured.sort_values("step").groupby([DATA_SEED, *REPLICA]).apply(self.of)
             units.append(by_replica.groupby(level=0).mean())
-        return Evidence([Effect(less(units))], UNITS, here=scale(runs), others=left)
+        return Evidence(Effect(less(units)), UNITS, here=scale(runs), others=left)
 
 
 def last(column: str) -> Callable[[pd.DataFrame], float]:
@@ -248,5 +248,5 @@ class Ends:
         dead, of = int(sum(gone.sum() for gone in lost)), int(sum(map(len, lost)))
         note = f"{dead} of {of} are up at the end and in no mean"
         return Evidence(
-            [Effect(less(logs).groupby(level=0).mean(), died=(dead, of))], UNITS, note, here=scale(runs), others=left
+            Effect(less(logs).groupby(level=0).mean(), died=(dead, of)), UNITS, note, here=scale(runs), others=left
         )
