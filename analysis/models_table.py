@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.command import command
+from analysis.ledger.arithmetic import SIZES
 from analysis.style import caption, load_chosen, save_table, table_parser
 from analysis.units import need_columns
 from mxstudy import results
@@ -39,11 +40,10 @@ VARIED = ("learning rate", "batch size", "tokens, millions")  # may differ betwe
 PRINTED: dict[str, dict[tuple[int, int], dict[str, float]]] = {
     "mxnorm": {
         (blocks, width): {
-            "batch size": batch, "sequence length": 4096, "tokens, millions": tokens, "Q:KV heads": 4, "FFN size": ffn
+            "batch size": batch, "sequence length": length, "tokens, millions": 1000 * billions, "Q:KV heads": 4,
+            "FFN size": ffn
         }
-        for blocks, width, batch, tokens, ffn in (
-            (8, 1024, 32, 2620, 1536), (16, 2048, 256, 20970, 3072), (32, 4096, 256, 314570, 7168)
-        )
+        for batch, length, billions, blocks, width, ffn, _ in SIZES.values()
     },
     "instability": {
         (n, 64 * n): {
