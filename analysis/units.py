@@ -26,12 +26,11 @@ def power(rate: float) -> str:
 
 
 def need_columns(runs: pd.DataFrame, names: Iterable[str]) -> None:
-    """Raise ValueError for a missing column, suggesting the most similar one."""
-    for name in names:
-        if name not in runs:
-            near = difflib.get_close_matches(name, map(str, runs), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the first are {', '.join(map(str, [*runs][:8]))}"
-            raise ValueError(f"the runs have no column {name!r}; {hint}")
+    """Raise ValueError for missing columns, all by name, suggesting the most similar ones."""
+    if missing := [name for name in names if name not in runs]:
+        near = dict.fromkeys(one for name in missing for one in difflib.get_close_matches(name, map(str, runs), n=1))
+        hint = f"did you mean {', '.join(map(repr, near))}?" if near else f"the first are {', '.join([*runs][:8])}"
+        raise ValueError(f"the runs have no column {', '.join(map(repr, missing))}; {hint}")
 
 
 def ended(runs: pd.DataFrame) -> pd.DataFrame:
