@@ -12,7 +12,9 @@ from analysis.statistics import Effect
 from mxstudy import results
 
 SEED, DATA_SEED = SEEDS = ("config.seed", "config.data_seed")
-RATE = "config.optimizer.lr"
+RATE, STEPS = "config.optimizer.lr", "config.train.steps"
+WIDTH, DEPTH = "config.model.hidden_size", "config.model.num_layers"
+NORM, SCALE_RULE, SKIP_BLOCKS = "config.norm.kind", "config.precision.scale_rule", "config.precision.skip_blocks"
 PLAN = "config.precision.schedule.0.plan.layers.*"
 ENDED = ("finished", "diverged")
 
@@ -81,10 +83,10 @@ def scale(runs: pd.DataFrame) -> str:
         found = sorted(runs[column].dropna().unique())
         return " to ".join(dict.fromkeys(form.format(one) for one in (found[0], found[-1])))
 
-    size = f"{values('config.model.num_layers')} x {values('config.model.hidden_size')}"
+    size = f"{values(DEPTH)} x {values(WIDTH)}"
     if "config.train.sequence_length" not in runs:
-        return f"{size}, {values('config.train.steps', '{:,.0f}')} steps"
-    lengths = runs["config.train.steps"] * runs["config.train.batch_size"] * runs["config.train.sequence_length"]
+        return f"{size}, {values(STEPS, '{:,.0f}')} steps"
+    lengths = runs[STEPS] * runs["config.train.batch_size"] * runs["config.train.sequence_length"]
     tokens = sorted((lengths / 1e6).unique())
     return f"{size}, {' to '.join(dict.fromkeys(f'{one:,.0f}' for one in (tokens[0], tokens[-1])))}M tokens"
 

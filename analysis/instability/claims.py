@@ -23,7 +23,7 @@ from analysis.ledger.rules import CONTRADICTED, MOST_UNITS, REPRODUCED, UNCLEAR
 from analysis.statistics import LEAST_UNITS, in_range, joint_level, of_fractions, student
 from analysis.students.arms import REPLICA, before_divergence, ended, middle_step, named, table
 from analysis.style import runs_option
-from analysis.units import DATA_SEED, SEED, Arm, chosen
+from analysis.units import DATA_SEED, SEED, WIDTH, Arm, chosen
 from mxstudy import results
 
 HALF_OF_FIGURE_6 = 2 / 9  # half of 6/9 - 2/9: at 5e-4, of nine sizes, six are unstable in MXFP8 and two in FP32
@@ -37,7 +37,7 @@ whole run if there is none; of these diverged: without open replicas. From, to: 
 the last such step. At the end: in the last measurement before a divergence, of the replicas that diverged; its
 median."""
 
-RATE, WIDTH = "lr", "config.model.hidden_size"
+RATE = "lr"
 PAIRED_COLUMNS = ("width", "learning rate", "FP32", "MX mix", "pairs", "FP32 alone", "MX mix alone")
 PAIRED_LEGEND = """\
 Diverged: of all replicas that are not open. Pairs: two replicas with the same width, rate, data seed and initial seed,

@@ -19,10 +19,9 @@ from analysis.command import command
 from analysis.students.arms import ended, named, of_arms, sorted_arms, table
 from analysis.students.curves import REPLICA, band, grid, limit, losses_by_replica, lost_lines, note, said_of
 from analysis.style import figure_parser, load_chosen, plt, save
-from analysis.units import SEEDS
+from analysis.units import DEPTH, SEEDS, WIDTH
 from mxstudy import results
 
-DEPTH, WIDTH = "config.model.num_layers", "config.model.hidden_size"
 COLUMNS = ("rate", "pairs", "more in one", "more in the other", "exact sign test")
 
 

@@ -19,7 +19,7 @@ from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, joint_level, logrank, times
 from analysis.students.arms import REPLICA, before_divergence
 from analysis.students.arms import ended as with_outcome
-from analysis.units import DATA_SEED, Arm, chosen, ended, less, of_one_code, scale
+from analysis.units import DATA_SEED, STEPS, Arm, chosen, ended, less, of_one_code, scale
 
 UNITS = "data seeds"
 
@@ -42,7 +42,7 @@ class Diverges:
         arms = [self.arm, self.baseline] if self.baseline else [self.arm]
         runs, left = in_one_code(ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
-        step = float(runs["config.train.steps"].min()) - SHOWS_AFTER
+        step = float(runs[STEPS].min()) - SHOWS_AFTER
         units = [of_units(part, step, self.over, self.unstable) for part in parts]
         fractions = less(units).groupby(level=0).mean()
         happened = [by_now(part, step, self.unstable) for part in parts]
@@ -61,7 +61,7 @@ class Diverges:
 
 
 def outcome_times(runs: pd.DataFrame) -> pd.DataFrame:
-    return times(runs["outcome.diverged_at"], runs["outcome.rising_at"], runs["config.train.steps"])
+    return times(runs["outcome.diverged_at"], runs["outcome.rising_at"], runs[STEPS])
 
 
 def of_units(runs: pd.DataFrame, step: float, over: Sequence[str], unstable: bool) -> pd.Series:

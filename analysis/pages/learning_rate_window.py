@@ -7,16 +7,16 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.instability.claims import RATE
 from analysis.pages import students
 from analysis.pages.marks import Parts, least_and_most, share_of
 from analysis.pages.student_lots import back, counted, difference, findings, lot, shown, unstable, verdicts
 from analysis.students import arms as replicas
 from analysis.students.arms import middle_step, shown_interval
-from analysis.units import DATA_SEED, SEED
+from analysis.units import DATA_SEED, SEED, WIDTH
 from mxstudy.results import markdown
 
 RATES = {"2e-4": 2e-4, "4e-4": 4e-4, "6e-4": 6e-4}
-RATE, WIDTH = "lr", "config.model.hidden_size"
 PRECISIONS = {"fp32": "FP32", "mx_mix": "MX mix"}
 
 

@@ -15,7 +15,7 @@ from analysis.pages.student_forks import FORKS
 from analysis.pages.student_lots import counted_and_open, lot
 from analysis.pages.student_measurements import MEASUREMENTS
 from analysis.students.arms import shown_interval
-from analysis.units import SEEDS
+from analysis.units import DEPTH, SEEDS, WIDTH
 from mxstudy.results import markdown
 
 GRID = {"mx_mix": "MX mix (E4M3 forward, E5M2 backward)", "mxfp6_e2m3": "E2M3", "fp32": "FP32"}
@@ -45,9 +45,6 @@ def learning_rates() -> str:
         cells.append(cell)
     columns = ["learning rate", *GRID.values()]
     return markdown(columns, cells, left=columns)
-
-
-DEPTH, WIDTH = "config.model.num_layers", "config.model.hidden_size"
 
 
 def counted(width: int, rate: str, precision: str | None = None) -> str:
