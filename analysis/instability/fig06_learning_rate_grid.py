@@ -16,12 +16,13 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from analysis.command import command
-from analysis.students.arms import ended, named, of_arms, sorted_arms, table
+from analysis.students.arms import alone, ended, named, of_arms, paired, sorted_arms, table
 from analysis.students.curves import REPLICA, band, grid, limit, losses_by_replica, lost_lines, note, said_of
 from analysis.style import figure_parser, load_chosen, plt, save
 from analysis.units import DEPTH, SEEDS, WIDTH
 from mxstudy import results
 
+KEY = ("rate", DEPTH, WIDTH, *SEEDS)  # what a pair agrees in
 COLUMNS = ("rate", "pairs", "more in one", "more in the other", "exact sign test")
 
 
@@ -66,10 +67,9 @@ def pairs(runs: pd.DataFrame) -> str:
     Replicas of one size are not independent runs, so the last lines count sizes.
     """
     runs = runs.assign(rate=rates(runs), precision=named(runs, ["precision"]))
-    wide = runs.set_index(["rate", DEPTH, WIDTH, *SEEDS, "precision"])["diverged"].unstack("precision")
     rows = []
     for one, other in combinations(sorted_arms(runs["precision"]), 2):
-        less = (wide[one] - wide[other]).dropna()
+        less = paired(runs, "precision", one, other, KEY)
         parts = {rate: less[rate] for rate in sorted_arms(runs["rate"])}
         parts["all rates, by size"] = less.groupby([DEPTH, WIDTH]).sum()
         rows += [signs(what, part, one, other) for what, part in parts.items() if part.any()]
@@ -78,7 +78,7 @@ def pairs(runs: pd.DataFrame) -> str:
 
 def signs(what: str, less: pd.Series, one: str, other: str) -> tuple[object, ...]:
     """Return a row of the table. `less` are the differences one - other, not all of them 0."""
-    above, below = int((less > 0).sum()), int((less < 0).sum())
+    above, below = alone(less)
     p = stats.binomtest(above, above + below).pvalue
     return what, len(less), f"{one}: {above}", f"{other}: {below}", f"{p:.2g}"
 

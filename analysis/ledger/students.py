@@ -17,8 +17,8 @@ from analysis.ledger.claim import NOT_RUN, Evidence, in_one_code, others
 from analysis.ledger.rules import UNCLEAR
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, joint_level, logrank, times
+from analysis.students import arms as replicas
 from analysis.students.arms import REPLICA, before_divergence
-from analysis.students.arms import ended as with_outcome
 from analysis.units import DATA_SEED, STEPS, Arm, chosen, ended, less, of_one_code, scale
 
 UNITS = "data seeds"
@@ -40,7 +40,7 @@ class Diverges:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline] if self.baseline else [self.arm]
-        runs, left = in_one_code(ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
+        runs, left = in_one_code(replicas.ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
         step = float(runs[STEPS].min()) - SHOWS_AFTER
         units = [of_units(part, step, self.over, self.unstable) for part in parts]
@@ -55,7 +55,7 @@ class Diverges:
     def counts(self, runs: pd.DataFrame, happened: pd.Series, step: float) -> str:
         if self.unstable:
             return f"{happened.sum():.0f} of {len(runs)} are over 10 times their best at the end"
-        still = runs["outcome.rising_at"].notna() & runs["outcome.diverged_at"].isna()
+        still = runs["open"]
         is_open = f", {still.sum()} more are up at the end" if still.any() else ""
         return f"{happened.sum():.0f} of {len(runs)} diverged by step {step:,.0f}{is_open}"
 
@@ -67,17 +67,12 @@ def outcome_times(runs: pd.DataFrame) -> pd.DataFrame:
 def of_units(runs: pd.DataFrame, step: float, over: Sequence[str], unstable: bool) -> pd.Series:
     """Return the fraction of each data seed and setting. Initial seeds are averaged first."""
     if unstable:
-        return up(runs).groupby([runs[key] for key in (DATA_SEED, *over)]).mean()
+        return replicas.unstable(runs).astype(float).groupby([runs[key] for key in (DATA_SEED, *over)]).mean()
     return runs.groupby([DATA_SEED, *over]).apply(lambda own: fraction_by(step, outcome_times(own)))
 
 
-def up(runs: pd.DataFrame) -> pd.Series:
-    """Return 1 for runs that diverged or end over 10 times their best loss, else 0."""
-    return (runs["outcome.diverged_at"].notna() | runs["outcome.rising_at"].notna()).astype(float)
-
-
 def by_now(runs: pd.DataFrame, step: float, unstable: bool) -> pd.Series:
-    return up(runs) if unstable else (runs["outcome.diverged_at"] <= step).astype(float)
+    return (replicas.unstable(runs) if unstable else runs["outcome.diverged_at"] <= step).astype(float)
 
 
 def described(ours: pd.DataFrame, theirs: pd.DataFrame) -> str:
@@ -104,7 +99,7 @@ class Prestated:
     def __call__(self, tables: Tables) -> Evidence:
         (claim,) = (one for one in prestated.CLAIMS if one.says == self.says)
         together = prestated.of_figure(claim.figure)
-        runs = with_outcome(tables.load("runs", self.table))
+        runs = replicas.ended(tables.load("runs", self.table))
         measured = tables.one(self.table, prestated.LAST_BIN)
         found = prestated.judged(claim, runs, pd.DataFrame() if measured is None else measured, len(together))
         if found.verdict == NOT_RUN:
@@ -238,9 +233,9 @@ class Ends:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline]
-        runs, left = in_one_code(ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
+        runs, left = in_one_code(replicas.ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
-        lost = [up(part) > 0 for part in parts]
+        lost = [replicas.unstable(part) for part in parts]
         logs = [
             np.log(part["loss"].astype(float)).mask(gone).groupby([part[key] for key in (DATA_SEED, *self.over)]).mean()
             for part, gone in zip(parts, lost, strict=True)

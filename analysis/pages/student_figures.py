@@ -18,12 +18,11 @@ from analysis.pages.student_lots import (
     interval,
     lot,
     shown,
-    unstable,
     verdicts,
 )
 from analysis.statistics import joint_level
 from analysis.students import arms as replicas
-from analysis.students.arms import REPLICA, middle_step, shown_interval
+from analysis.students.arms import REPLICA, middle_step, shown_interval, unstable
 from analysis.units import DATA_SEED, SEED, chosen
 from mxstudy.results import markdown
 
