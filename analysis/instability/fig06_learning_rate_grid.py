@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from analysis.command import command
-from analysis.students.arms import alone, ended, named, of_arms, paired, sorted_arms, table
-from analysis.students.curves import REPLICA, band, grid, limit, losses_by_replica, lost_lines, note, said_of
+from analysis.students.arms import REPLICA, alone, ended, named, of_arms, paired, sorted_arms, table
+from analysis.students.curves import band, grid, limit, loss_label, losses_by_replica, lost_lines, note, said_of
 from analysis.style import figure_parser, load_chosen, plt, save
 from analysis.units import DEPTH, SEEDS, WIDTH
 from mxstudy import results
@@ -47,7 +47,7 @@ def draw(runs: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
             here = runs[(precision == row) & (rate == column)]
             draw_sizes(panels[i, j], metrics.merge(here[REPLICA]), here, size, color)
     limit(panels.flat, metrics)
-    figure.supylabel("training loss, mean squared error", fontsize=8)
+    figure.supylabel(loss_label(runs), fontsize=8)
     results.legend(figure)
     return figure
 
