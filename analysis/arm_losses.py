@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from analysis.command import command
 from analysis.fp4.contradictions import BF16, CONTRADICTIONS, MARGIN
 from analysis.recipe.arms_23m import RECIPE, RECIPE_AGAIN
-from analysis.stated import STEPS, Question
+from analysis.stated import Question
 from analysis.statistics import CONFIDENCE, Effect
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, load_or_none, plt, save
-from analysis.units import chosen, died, need_columns, paired
+from analysis.units import STEPS, chosen, died, need_columns, paired
 from mxstudy.results import legend
 
 BY_SWEEP = {one.sweep: one for one in (*CONTRADICTIONS, RECIPE, RECIPE_AGAIN)}

@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.command import command
+from analysis.ledger.arithmetic import SIZES
 from analysis.style import caption, load_chosen, save_table, table_parser
-from analysis.units import need_columns
+from analysis.units import RATE, need_columns
 from mxstudy import results
 
 MODEL, TRAIN = "config.model.", "config.train."
@@ -28,22 +29,26 @@ QUANTITIES = {  # {name: function of a row of a runs table}
     "FFN size": lambda run: run[f"{MODEL}ffn_size"],
     "sequence length": lambda run: run[f"{TRAIN}sequence_length"],
     "batch size": lambda run: run[f"{TRAIN}batch_size"],
-    "learning rate": lambda run: run["config.optimizer.lr"],
+    "learning rate": lambda run: run[RATE],
     "tokens, millions": lambda run: (
         run[f"{TRAIN}steps"] * run[f"{TRAIN}batch_size"] * run[f"{TRAIN}sequence_length"] / 1e6
     ),
 }
+NEEDED = (
+    *("parameters", RATE),
+    *(f"{MODEL}{field}" for field in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size")),
+    *(f"{TRAIN}{field}" for field in ("sequence_length", "batch_size", "steps")),
+)
 VARIED = ("learning rate", "batch size", "tokens, millions")  # may differ between runs of one model
 
 # {paper: {(layers, width) of a model: what the paper prints for it}}
 PRINTED: dict[str, dict[tuple[int, int], dict[str, float]]] = {
     "mxnorm": {
         (blocks, width): {
-            "batch size": batch, "sequence length": 4096, "tokens, millions": tokens, "Q:KV heads": 4, "FFN size": ffn
+            "batch size": batch, "sequence length": length, "tokens, millions": 1000 * billions, "Q:KV heads": 4,
+            "FFN size": ffn
         }
-        for blocks, width, batch, tokens, ffn in (
-            (8, 1024, 32, 2620, 1536), (16, 2048, 256, 20970, 3072), (32, 4096, 256, 314570, 7168)
-        )
+        for batch, length, billions, blocks, width, ffn, _ in SIZES.values()
     },
     "instability": {
         (n, 64 * n): {
@@ -91,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = options.parse_args(arguments)
     (runs,) = load_chosen(options, chosen, "runs")
     with options.usage_errors():
-        need_columns(runs, ["parameters", f"{MODEL}num_heads", f"{MODEL}num_kv_heads", f"{TRAIN}sequence_length"])
+        need_columns(runs, NEEDED)
     save_table(f"{caption(runs, __doc__)}\n{markdown(runs, chosen.paper)}", chosen.name)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from analysis.ledger.rules import Rule
-from analysis.units import Arm
+from analysis.units import STEPS, Arm
 
-PAIRS, STEPS = 5, "config.train.steps"
+PAIRS = 5
 STEPS_A_RUN, TOKENS_A_STEP = 600, 64 * 1024
 
 

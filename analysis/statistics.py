@@ -1,4 +1,4 @@
-"""Compute statistics over units that count every run: intervals, Holm's correction, censored times to divergence.
+"""Compute statistics over units that count every run: intervals, censored times to divergence.
 
 A unit is what is independent: a data seed of students, whose initial seeds share teacher and batches and are averaged
 first, or a pair of language models with equal seeds. Nothing is dropped: a run that is up at its end, or that simply
@@ -7,7 +7,6 @@ ended, is censored, and fractions are of all runs at a stated step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,14 +28,12 @@ class Effect:
     """An effect with its interval. `units` has one number per unit.
 
     For fractions, `outcomes` has 0 or 1 for every run of the arm, and of the baseline if there is one. `died` is how
-    many runs of either arm have no finite loss in the end, and how many there are. `name` says which of a claim's
-    comparisons it is.
+    many runs of either arm have no finite loss in the end, and how many there are.
     """
 
     units: pd.Series
     outcomes: tuple[pd.Series, ...] = ()
     died: tuple[int, int] = (0, 0)
-    name: str = ""
 
     @property
     def value(self) -> float:
@@ -85,7 +82,6 @@ class Exact:
 
     value: float
     count: int = 1
-    name: str = ""
     died: tuple[int, int] = (0, 0)
     is_enough: bool = True
 
@@ -148,24 +144,6 @@ def wilson(fraction: float, runs: float, level: float) -> tuple[float, float, fl
 def joint_level(intervals: int) -> float:
     """Return the level at which to take each of `intervals` intervals so that all hold together at CONFIDENCE."""
     return 1 - ALPHA / intervals
-
-
-def holm(decided: Sequence[Callable[[float], bool]]) -> list[float]:
-    """Return the error rate at which each comparison of one claim is tested, by Holm's step-down.
-
-    Each of `decided` says whether its comparison is decided at an error rate. While some comparison is decided at ALPHA
-    divided by the number of those that are left, it is settled. All others are tested at the rate of the last round.
-    """
-    levels: dict[int, float] = {}
-    left = set(range(len(decided)))
-    while left:
-        rate = ALPHA / len(left)
-        settled = next((i for i in sorted(left) if decided[i](rate)), None)
-        if settled is None:
-            return [levels.get(i, rate) for i in range(len(decided))]
-        levels[settled] = rate
-        left.remove(settled)
-    return [levels[i] for i in range(len(decided))]
 
 
 # ---------------------------------------------------------------------------------------------------- time to an event

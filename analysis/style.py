@@ -273,6 +273,17 @@ def heading(arm: str) -> str:
     return re.sub(r"(?<==)[-+.\de]{5,}$", lambda number: f"{float(number[0]):.3g}", arm.replace(" ", "\n"), flags=re.M)
 
 
+def rows_of_panels(
+    count: int, abreast: int, height: float, above: float = 0.0, width: float = TWO_COLUMNS, **shared: Any
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure and its panels in rows of this height, `abreast` in each. Those after `count` are hidden."""
+    lines = -(-count // abreast)
+    figure, panels = plt.subplots(lines, abreast, figsize=(width, above + height * lines), squeeze=False, **shared)
+    for axes in panels.flat[count:]:
+        axes.set_visible(False)
+    return figure, panels
+
+
 def cross(axes: Axes, x: pd.Series, y: pd.Series, **style: Any) -> None:
     """Mark the end of a diverged curve at its last finite value."""
     alive = np.isfinite(y)

@@ -12,7 +12,9 @@ from analysis.statistics import Effect
 from mxstudy import results
 
 SEED, DATA_SEED = SEEDS = ("config.seed", "config.data_seed")
-RATE = "config.optimizer.lr"
+RATE, STEPS = "config.optimizer.lr", "config.train.steps"
+WIDTH, DEPTH = "config.model.hidden_size", "config.model.num_layers"
+NORM, SCALE_RULE, SKIP_BLOCKS = "config.norm.kind", "config.precision.scale_rule", "config.precision.skip_blocks"
 PLAN = "config.precision.schedule.0.plan.layers.*"
 ENDED = ("finished", "diverged")
 
@@ -26,12 +28,11 @@ def power(rate: float) -> str:
 
 
 def need_columns(runs: pd.DataFrame, names: Iterable[str]) -> None:
-    """Raise ValueError for a missing column, suggesting the most similar one."""
-    for name in names:
-        if name not in runs:
-            near = difflib.get_close_matches(name, map(str, runs), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the first are {', '.join(map(str, [*runs][:8]))}"
-            raise ValueError(f"the runs have no column {name!r}; {hint}")
+    """Raise ValueError for missing columns, all by name, suggesting the most similar ones."""
+    if missing := [name for name in names if name not in runs]:
+        near = dict.fromkeys(one for name in missing for one in difflib.get_close_matches(name, map(str, runs), n=1))
+        hint = f"did you mean {', '.join(map(repr, near))}?" if near else f"the first are {', '.join([*runs][:8])}"
+        raise ValueError(f"the runs have no column {', '.join(map(repr, missing))}; {hint}")
 
 
 def ended(runs: pd.DataFrame) -> pd.DataFrame:
@@ -86,10 +87,10 @@ def scale(runs: pd.DataFrame) -> str:
         found = sorted(runs[column].dropna().unique())
         return " to ".join(dict.fromkeys(form.format(one) for one in (found[0], found[-1])))
 
-    size = f"{values('config.model.num_layers')} x {values('config.model.hidden_size')}"
+    size = f"{values(DEPTH)} x {values(WIDTH)}"
     if "config.train.sequence_length" not in runs:
-        return f"{size}, {values('config.train.steps', '{:,.0f}')} steps"
-    lengths = runs["config.train.steps"] * runs["config.train.batch_size"] * runs["config.train.sequence_length"]
+        return f"{size}, {values(STEPS, '{:,.0f}')} steps"
+    lengths = runs[STEPS] * runs["config.train.batch_size"] * runs["config.train.sequence_length"]
     tokens = sorted((lengths / 1e6).unique())
     return f"{size}, {' to '.join(dict.fromkeys(f'{one:,.0f}' for one in (tokens[0], tokens[-1])))}M tokens"
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.statistics import Effect, bootstrap, fraction_by, holm, logrank, of_fractions, student, times, wilson
+from analysis.statistics import Effect, bootstrap, fraction_by, logrank, of_fractions, student, times, wilson
 
 NAN = math.nan
 
@@ -48,14 +48,6 @@ def test_an_interval_of_fractions_stays_where_fractions_can_be() -> None:
 
 def test_one_unit_has_no_interval() -> None:
     assert all(math.isnan(limit) for limit in Effect(units(1.0)).interval(0.95))
-
-
-def test_holm_steps_down_and_stops() -> None:
-    p = (0.04, 0.01, 0.02)
-    decided = [lambda rate, p=p: p < rate for p in p]
-    assert holm(decided) == pytest.approx([0.05, 0.05 / 3, 0.025])
-    assert holm([lambda rate: False, lambda rate: rate > 0.02]) == pytest.approx([0.05, 0.025])
-    assert holm([lambda rate: False] * 2) == pytest.approx([0.025, 0.025])
 
 
 def test_open_runs_are_censored_and_not_dropped() -> None:

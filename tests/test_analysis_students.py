@@ -91,7 +91,7 @@ def test_learning_rates_are_columns_in_order_with_the_cosine_last() -> None:
     for kind, lr, depth in (("constant", 1e-3, 3), ("cosine", 1e-3, 3), ("constant", 1e-5, 3), ("constant", 1e-5, 6)):
         name = f"{kind} {lr} {depth}"
         sizes = {"config.model.num_layers": depth, "config.model.hidden_size": 256}
-        runs.append(replica(name, lr=lr, **sizes, **{"config.schedule.kind": kind}))
+        runs.append(replica(name, lr=lr, **sizes, **{"config.schedule.kind": kind, "config.loss": "kl"}))
         metrics.append(curve(name, 0, np.linspace(1, 0.1, STEPS)))
     figure = fig06_learning_rate_grid.draw(frame(*runs), pd.concat(metrics))
     panels = {axes.get_title(): axes for axes in figure.axes}
@@ -102,6 +102,7 @@ def test_learning_rates_are_columns_in_order_with_the_cosine_last() -> None:
     }
     places = [panels[title].get_position().x0 for title in ("lr 1e-05", "lr 0.001", "cosine lr 0.001")]
     assert places == sorted(places)
+    assert figure.get_supylabel() == "training loss, KL divergence, nats"
     assert [text.get_text() for text in figure.legends[0].get_texts()][:2] == ["L = 3, D = 256", "L = 6, D = 256"]
 
 

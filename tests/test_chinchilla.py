@@ -114,6 +114,10 @@ def changed(column: str, value: float) -> pd.DataFrame:
     [
         (synthetic().rename(columns={"tokens": "token"}), "no column 'tokens'; did you mean 'token'?"),
         (synthetic().rename(columns={"loss": "x"}), "no column 'loss'; the first are params, tokens, x"),
+        (
+            synthetic().rename(columns={"tokens": "token", "loss": "x"}),
+            "no column 'tokens', 'loss'; did you mean 'token'?",
+        ),
         (changed("loss", np.nan), "loss of row 3: must be a positive, finite number, not nan"),
         (changed("loss", np.inf), "loss of row 3: must be a positive, finite number, not inf"),
         (changed("loss", -0.5), "loss of row 3: must be a positive, finite number, not -0.5"),

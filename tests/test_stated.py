@@ -15,8 +15,8 @@ from analysis.ledger import fp4_recipes, recipe_23m
 from analysis.ledger.claim import judge
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED
 from analysis.ledger.tables import Tables
-from analysis.stated import STEPS, size
-from analysis.units import chosen
+from analysis.stated import size
+from analysis.units import STEPS, chosen
 
 pytestmark = pytest.mark.usefixtures("figure_rules")
 CLAIMS = {claim.id: claim for claim in (*fp4_recipes.CLAIMS, *recipe_23m.CLAIMS)}

@@ -104,7 +104,7 @@ def test_of_the_recipes_table_every_claim_is_decided_by_its_rule(tables: Path) -
     assert table.count("\n") == 1 + len(RECIPE.arms)
     assert "| E5M2 weights | 5 of 5 | 3.2300 | +0.0300 |" in table
     assert stated_lots.rounded_down(RECIPE) == "8 of 20"  # E4M3 all, weights and activations none, gradients by chance
-    rates = {one.claim.id: one.rates[0] for one in stated_lots.judged("recipe_23m") if one.rates}
+    rates = {one.claim.id: one.claim.rate for one in stated_lots.judged("recipe_23m")}
     for claims in TOGETHER:
         assert [rates[one.id] for one in claims] == pytest.approx([0.05 / len(claims)] * len(claims))
 

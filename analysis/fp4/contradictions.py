@@ -12,8 +12,8 @@ from __future__ import annotations
 from functools import partial
 
 from analysis.ledger.rules import equal, higher, lower
-from analysis.stated import STEPS, Comparison, Question
-from analysis.units import PLAN, Arm
+from analysis.stated import Comparison, Question
+from analysis.units import PLAN, SCALE_RULE, SKIP_BLOCKS, STEPS, Arm
 
 TRANSFORM = "wgrad_transform"
 BF16: Arm = {PLAN: "bf16"}
@@ -61,10 +61,8 @@ SIGNS = {
 }
 N, S = gradients("even"), gradients("stochastic", 0.75)
 CLIPPING = {"floor": ("floor", 1.0), "floor, 3/4": ("floor", 0.75), "ceil": ("ceil", 1.0)}
-RULE = "config.precision.scale_rule"
 HORIZONS = {"600 steps": 600, "2400 steps": 2400}
 SIXTEEN_OF_17 = 16 / 17
-SKIP = "config.precision.skip_blocks"
 
 CONTRADICTIONS = (
     Question(
@@ -145,7 +143,7 @@ CONTRADICTIONS = (
         "Is it clipping that makes stochastic rounding of MXFP4 fail?",
         {"bf16": BF16}
         | {
-            f"{letter}, {name}": {**arm(MX, **gradients(rounding, headroom)), RULE: rule}
+            f"{letter}, {name}": {**arm(MX, **gradients(rounding, headroom)), SCALE_RULE: rule}
             for name, (rule, headroom) in CLIPPING.items()
             for letter, rounding in (("N", "even"), ("S", "stochastic"))
         },
@@ -268,9 +266,9 @@ CONTRADICTIONS = (
         "Must the last blocks stay in bf16?",
         {
             "bf16": BF16,
-            "none": {PLAN: "nvfp4", SKIP: 0},
-            "last": {PLAN: "nvfp4", f"{SKIP}.0": 0, f"{SKIP}.1": 1},
-            "first and last": {PLAN: "nvfp4", SKIP: 1},
+            "none": {PLAN: "nvfp4", SKIP_BLOCKS: 0},
+            "last": {PLAN: "nvfp4", f"{SKIP_BLOCKS}.0": 0, f"{SKIP_BLOCKS}.1": 1},
+            "first and last": {PLAN: "nvfp4", SKIP_BLOCKS: 1},
         },
         (
             worse("fp4-tail-needed", "arXiv 2509.25149", "without a block in bf16 the loss is higher", "none", "last"),

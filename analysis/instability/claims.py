@@ -21,9 +21,10 @@ from analysis.instability.fig03_overflow import COUNT
 from analysis.ledger.claim import NOT_RUN
 from analysis.ledger.rules import CONTRADICTED, MOST_UNITS, REPRODUCED, UNCLEAR
 from analysis.statistics import LEAST_UNITS, in_range, joint_level, of_fractions, student
+from analysis.students import arms as replicas
 from analysis.students.arms import REPLICA, before_divergence, ended, middle_step, named, table
 from analysis.style import runs_option
-from analysis.units import DATA_SEED, SEED, Arm, chosen
+from analysis.units import DATA_SEED, SEED, WIDTH, Arm, chosen
 from mxstudy import results
 
 HALF_OF_FIGURE_6 = 2 / 9  # half of 6/9 - 2/9: at 5e-4, of nine sizes, six are unstable in MXFP8 and two in FP32
@@ -37,7 +38,7 @@ whole run if there is none; of these diverged: without open replicas. From, to: 
 the last such step. At the end: in the last measurement before a divergence, of the replicas that diverged; its
 median."""
 
-RATE, WIDTH = "lr", "config.model.hidden_size"
+RATE = "lr"
 PAIRED_COLUMNS = ("width", "learning rate", "FP32", "MX mix", "pairs", "FP32 alone", "MX mix alone")
 PAIRED_LEGEND = """\
 Diverged: of all replicas that are not open. Pairs: two replicas with the same width, rate, data seed and initial seed,
@@ -57,7 +58,7 @@ def without_open(runs: pd.DataFrame) -> pd.DataFrame:
 
 def unstable(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
     """Return 1 for runs that diverged or are open (the loss ends over 10 times its best), else 0."""
-    return runs["diverged"].fillna(1.0)
+    return replicas.unstable(runs).astype(float)
 
 
 def came_back(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
@@ -352,9 +353,9 @@ def paired(runs: pd.DataFrame) -> str:
     for (width, rate), own in without_open(runs).groupby([WIDTH, RATE]):
         one, other = (own.loc[chosen(own, arm), "diverged"].dropna() for arm in (FP32, MIX))
         fp32, mix = (part.groupby([own[DATA_SEED], own[SEED]]).first() for part in (one, other))
-        less = (mix - fp32).dropna()
+        less = (fp32 - mix).dropna()
         counts = [f"{part.sum():.0f} of {len(part)}" for part in (one, other)]
-        rows.append((width, f"{rate:g}", *counts, len(less), (less < 0).sum(), (less > 0).sum()))
+        rows.append((width, f"{rate:g}", *counts, len(less), *replicas.alone(less)))
     return results.markdown(PAIRED_COLUMNS, rows) + f"\n\n{PAIRED_LEGEND}"
 
 

@@ -10,7 +10,6 @@ python -m analysis.instability.fig03_language --runs runs/olmo_gains
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +20,7 @@ from matplotlib.figure import Figure
 from analysis.command import command
 from analysis.instability.fig03_overflow import COUNT, formats
 from analysis.ledger.arithmetic import codes
-from analysis.style import TWO_COLUMNS, heading, make_figure, plt
+from analysis.style import heading, make_figure, rows_of_panels
 from mxstudy.results import in_tokens, legend
 
 GAINS = {  # the parts of gains' names that say what their norm precedes, and colours
@@ -35,8 +34,7 @@ COLUMNS = 4  # panels in a row
 
 def draw(last_bin: pd.DataFrame) -> Figure:
     arms = dict([*last_bin.groupby("arm", sort=False)])
-    height = math.ceil((1 + len(arms)) / COLUMNS)
-    figure, panels = plt.subplots(height, COLUMNS, figsize=(TWO_COLUMNS, 1.7 * height), squeeze=False)
+    figure, panels = rows_of_panels(1 + len(arms), COLUMNS, 1.7)
     first, *others = panels.flat
     draw_gaps(first, formats(last_bin))
     for axes in others[1:]:
@@ -51,8 +49,6 @@ def draw(last_bin: pd.DataFrame) -> Figure:
             )
         in_tokens(axes)
         axes.set_ylim(0, None)
-    for axes in others[len(arms) :]:
-        axes.set_visible(False)
     others[0].set_ylabel("gains in\nthe last bin, %")
     legend(figure)
     return figure

@@ -16,13 +16,13 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from analysis.command import command
-from analysis.students.arms import ended, named, of_arms, sorted_arms, table
-from analysis.students.curves import REPLICA, band, grid, limit, losses_by_replica, lost_lines, note, said_of
+from analysis.students.arms import REPLICA, alone, ended, named, of_arms, paired, sorted_arms, table
+from analysis.students.curves import band, grid, limit, loss_label, losses_by_replica, lost_lines, note, said_of
 from analysis.style import figure_parser, load_chosen, plt, save
-from analysis.units import SEEDS
+from analysis.units import DEPTH, SEEDS, WIDTH
 from mxstudy import results
 
-DEPTH, WIDTH = "config.model.num_layers", "config.model.hidden_size"
+KEY = ("rate", DEPTH, WIDTH, *SEEDS)  # what a pair agrees in
 COLUMNS = ("rate", "pairs", "more in one", "more in the other", "exact sign test")
 
 
@@ -47,7 +47,7 @@ def draw(runs: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
             here = runs[(precision == row) & (rate == column)]
             draw_sizes(panels[i, j], metrics.merge(here[REPLICA]), here, size, color)
     limit(panels.flat, metrics)
-    figure.supylabel("training loss, mean squared error", fontsize=8)
+    figure.supylabel(loss_label(runs), fontsize=8)
     results.legend(figure)
     return figure
 
@@ -67,10 +67,9 @@ def pairs(runs: pd.DataFrame) -> str:
     Replicas of one size are not independent runs, so the last lines count sizes.
     """
     runs = runs.assign(rate=rates(runs), precision=named(runs, ["precision"]))
-    wide = runs.set_index(["rate", DEPTH, WIDTH, *SEEDS, "precision"])["diverged"].unstack("precision")
     rows = []
     for one, other in combinations(sorted_arms(runs["precision"]), 2):
-        less = (wide[one] - wide[other]).dropna()
+        less = paired(runs, "precision", one, other, KEY)
         parts = {rate: less[rate] for rate in sorted_arms(runs["rate"])}
         parts["all rates, by size"] = less.groupby([DEPTH, WIDTH]).sum()
         rows += [signs(what, part, one, other) for what, part in parts.items() if part.any()]
@@ -79,7 +78,7 @@ def pairs(runs: pd.DataFrame) -> str:
 
 def signs(what: str, less: pd.Series, one: str, other: str) -> tuple[object, ...]:
     """Return a row of the table. `less` are the differences one - other, not all of them 0."""
-    above, below = int((less > 0).sum()), int((less < 0).sum())
+    above, below = alone(less)
     p = stats.binomtest(above, above + below).pvalue
     return what, len(less), f"{one}: {above}", f"{other}: {below}", f"{p:.2g}"
 

@@ -19,8 +19,7 @@ from matplotlib.image import AxesImage
 from analysis.command import command
 from analysis.students.arms import ended, named, of_arms, sorted_arms, table
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, figure_parser, load_chosen, plt, save
-
-DEPTH, WIDTH = "config.model.num_layers", "config.model.hidden_size"
+from analysis.units import DEPTH, WIDTH
 
 
 def draw(runs: pd.DataFrame) -> Figure:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.command import Parser, without_command
 from analysis.style import caption, load_chosen, runs_option
-from analysis.units import need_columns
+from analysis.units import WIDTH, need_columns
 
 TRAINED_ROWS, COUNTED_ROWS = 32_100, 32_000  # rows of the embedding in the paper's public code, and in its N
 LOSS = "min_val_loss"  # the column of the authors' published losses that gives the paper's constants
@@ -55,7 +55,7 @@ def uncounted(runs: pd.DataFrame) -> pd.Series | int:
     if "config.model.vocab_size" not in runs:
         return 0
     added = (runs["config.model.vocab_size"] == TRAINED_ROWS) * (TRAINED_ROWS - COUNTED_ROWS)
-    return 2 * added * runs["config.model.hidden_size"]
+    return 2 * added * runs[WIDTH]
 
 
 def from_runs(table: pd.DataFrame, shows: str | None = None) -> tuple[pd.DataFrame, str]:

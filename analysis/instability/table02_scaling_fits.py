@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from analysis.command import command
 from analysis.instability.chinchilla import Chinchilla, bootstrap, fit
 from analysis.instability.scaling_runs import LOSS, read, source_options
-from analysis.style import ONE_COLUMN, TWO_COLUMNS, figure_parser, plt, save
+from analysis.style import ONE_COLUMN, TWO_COLUMNS, figure_parser, rows_of_panels, save
 from analysis.units import need_columns
 from mxstudy import results
 
@@ -96,16 +96,13 @@ def markdown(rows: pd.DataFrame) -> str:
 
 def draw(arms: dict[str, pd.DataFrame], laws: dict[str, Chinchilla]) -> Figure:
     abreast = min(len(laws), 3)
-    lines = -(-len(laws) // abreast)
-    size = (TWO_COLUMNS if abreast > 1 else ONE_COLUMN, 1 + 1.7 * lines)
-    figure, panels = plt.subplots(lines, abreast, figsize=size, sharex=True, sharey=True, squeeze=False)
+    width = TWO_COLUMNS if abreast > 1 else ONE_COLUMN
+    figure, panels = rows_of_panels(len(laws), abreast, 1.7, 1, width, sharex=True, sharey=True)
     params = pd.concat([arms[arm]["params"] for arm in laws])
     norm = LogNorm(params.min(), params.max())
     for axes, (arm, law) in zip(panels.flat, laws.items(), strict=False):
         points = draw_arm(axes, arms[arm], law, norm)
         axes.set_title(title(arm).replace(" / ", " /\n"), fontsize=7)
-    for axes in panels.flat[len(laws) :]:
-        axes.set_visible(False)
     figure.supxlabel("compute 6 N D, FLOPs", fontsize=8)
     figure.supylabel("lowest validation loss", fontsize=8)
     figure.colorbar(points, ax=panels, label="parameters N", aspect=30)

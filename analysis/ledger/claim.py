@@ -77,7 +77,7 @@ def others(runs: pd.DataFrame, own: pd.DataFrame, arms: Sequence[Arm], unit: Seq
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a judge found: effects, one per comparison, in numbers per `unit`, and what must be said beside them.
+    """What a judge found: an effect in numbers per `unit`, or one number, and what must be said beside it.
 
     `verdict` is set only if a rule that was stated before the runs has decided already, or if nothing can decide;
     `price` then says how many units would tell by that rule. `here` is the scale. `others` counts the units that are
@@ -85,7 +85,7 @@ class Evidence:
     those at some learning rates.
     """
 
-    found: Sequence[Found]
+    found: Found
     unit: str
     note: str = ""
     verdict: str = ""
@@ -115,23 +115,27 @@ class Claim:
     here: str = "the same"
     arms: str = "-"
     needs: int = LEAST_UNITS
-    comparisons: int | None = None
+    comparisons: int = 1
     page: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Return the error rate at which the claim is tested."""
+        return ALPHA / self.comparisons
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its verdict. `rates` are the error rates of its comparisons. `why` replaces missing effects."""
+    """A claim with its verdict. `why` replaces a missing effect."""
 
     claim: Claim
     verdict: str
     evidence: Evidence | None = None
-    rates: Sequence[float] = ()
     why: str = ""
 
     @property
     def units(self) -> int:
-        return min((one.count for one in self.evidence.found), default=0) if self.evidence else 0
+        return self.evidence.found.count if self.evidence else 0
 
     @cached_property
     def price(self) -> str:
@@ -140,10 +144,9 @@ class Judged:
             return ""
         if self.evidence.verdict:
             return self.evidence.price
-        effects = [one for one in self.evidence.found if isinstance(one, Effect)]
-        if len(effects) < len(self.evidence.found):  # arithmetic has no spread
+        if not isinstance(self.evidence.found, Effect):  # arithmetic has no spread
             return ""
-        units = self.claim.rule.needed(effects, self.claim.comparisons)
+        units = self.claim.rule.needed(self.evidence.found, self.claim.rate)
         return f"{units or f'over {MOST_UNITS}'} {self.evidence.unit}"
 
     @property
@@ -158,7 +161,7 @@ class Judged:
 
         Fewer units than a verdict needs count as not run.
         """
-        sampled = self.evidence is not None and any(isinstance(one, Effect) for one in self.evidence.found)
+        sampled = self.evidence is not None and isinstance(self.evidence.found, Effect)
         few = self.verdict == UNCLEAR and sampled and self.units < LEAST_UNITS
         return NOT_RUN if few else self.verdict
 
@@ -173,7 +176,4 @@ def judge(claim: Claim, tables: Tables) -> Judged:
         return Judged(claim, IMPOSSIBLE, why=str(reason))
     except Mixed as reason:
         return Judged(claim, UNCLEAR, why=str(reason))
-    if evidence.verdict:
-        return Judged(claim, evidence.verdict, evidence, [ALPHA / (claim.comparisons or 1)] * len(evidence.found))
-    verdict, rates = claim.rule.verdict(evidence.found, claim.comparisons)
-    return Judged(claim, verdict, evidence, rates)
+    return Judged(claim, evidence.verdict or claim.rule.verdict(evidence.found, claim.rate), evidence)

@@ -13,18 +13,19 @@ from analysis.ledger.claim import STUDENTS, Claim, Judge
 from analysis.ledger.rules import Rule, between, equal, higher, lower
 from analysis.ledger.students import Diverges, Ends, Prestated
 from analysis.ledger.tables import Tables
-from analysis.units import PLAN
+from analysis.units import DEPTH, NORM, PLAN, SCALE_RULE, WIDTH
 
 HALF = 2 / 9
 OF_FIGURE_6 = (HALF, "half of its figure 6's difference at 5e-4: six of nine sizes minus two")
 MORE, LESS, ALIKE = (rule(*OF_FIGURE_6) for rule in (higher, lower, equal))
 SAME_LOSS = (0.05, "ours: 5 % of the final loss")
 
-CODE = {"config.student.vector_ops": "code", "config.teacher.kind": "code", "config.loss": "mse"}
+RATE, LOSS, TEACHER = "config.lr", "config.loss", "config.teacher.kind"
+GAIN, OPERATIONS = "config.student.gain", "config.student.vector_ops"
+CODE = {OPERATIONS: "code", TEACHER: "code", LOSS: "mse"}
 MX_CODE = CODE | {PLAN: "mxfp8"}
 FP32 = {PLAN: "fp32"}
-TEXT = {PLAN: "mxfp8", "config.student.vector_ops": "bf16", "config.student.gain": "mx", "config.teacher.kind": "paper"}
-RATE, WIDTH, DEPTH = "config.lr", "config.model.hidden_size", "config.model.num_layers"
+TEXT = {PLAN: "mxfp8", OPERATIONS: "bf16", GAIN: "mx", TEACHER: "paper"}
 SIZES = (WIDTH, DEPTH)
 CONSTANT, COSINE = {"config.schedule.kind": "constant"}, {"config.schedule.kind": "cosine"}
 LOW_RATES = (1e-5, 5e-5, 1e-4)
@@ -33,24 +34,24 @@ DECISIVE = ("decisive_4",)  # eight data seeds of one code; those of `decisive` 
 # The factorial arm of `decisive` from which each control differs in one thing.
 REFERENCE = {
     PLAN: "mxfp8",
-    "config.norm.kind": "layernorm",
-    "config.student.gain": "bf16",
+    NORM: "layernorm",
+    GAIN: "bf16",
     "config.precision.rounding": "even",
-    "config.precision.scale_rule": "floor",
-    "config.teacher.kind": "code",
+    SCALE_RULE: "floor",
+    TEACHER: "code",
 }
-CONTROL = {"config.norm.kind": "layernorm", "config.teacher.kind": "code"}
+CONTROL = {NORM: "layernorm", TEACHER: "code"}
 
 students = partial(Claim, kind=STUDENTS, there="4 x 512 and like sizes, one run each", needs=8)
 
 
 def general(judge: Judge, rule: Rule) -> Callable[[Tables], str]:
     """Return a function from the tables to what the general rules say."""
-    return lambda tables: rule.verdict(judge(tables).found)[0]
+    return lambda tables: rule.verdict(judge(tables).found)
 
 
 FIGURES, WINDOW = "student_figures", "learning_rate_window"  # pages
-KL = {"config.loss": "kl"}
+KL = {LOSS: "kl"}
 XAVIER, TORCH = ({"config.model.init": init} for init in ("xavier", "torch"))
 BOTH = (WIDTH, RATE)
 
@@ -115,7 +116,7 @@ STATED = tuple(
 )
 
 FIGURE_2, ACTIVATION = ("activations_and_norm",), "config.model.activation"
-NO_NORM, LAYERNORM = ({"config.norm.kind": kind} for kind in ("none", "layernorm"))
+NO_NORM, LAYERNORM = ({NORM: kind} for kind in ("none", "layernorm"))
 SWIGLU, GELU = (LAYERNORM | {ACTIVATION: name} for name in ("swiglu", "gelu"))
 ALL = (*SIZES, ACTIVATION)  # settings of figure 2b's arms
 
@@ -148,12 +149,12 @@ ABLATIONS = (
             (
                 *("gains-in-mx", "section 5.1, key takeaways"),
                 "overflow of clustered gains is the dominant cause: gains in MX diverge more often than in bf16",
-                *("gains in MX, in bf16", REFERENCE | {"config.student.gain": "mx"}, REFERENCE, MORE),
+                *("gains in MX, in bf16", REFERENCE | {GAIN: "mx"}, REFERENCE, MORE),
             ),
             (
                 *("scale-rule", "sections 5.1, 7"),
                 "a scale that avoids the overflow is more stable: RCEIL diverges less often than floor",
-                *("RCEIL, floor", REFERENCE | {"config.precision.scale_rule": "rceil"}, REFERENCE, LESS),
+                *("RCEIL, floor", REFERENCE | {SCALE_RULE: "rceil"}, REFERENCE, LESS),
             ),
             (
                 *("e5m2", "section 5.1", "E5M2, too, is unstable: it diverges more often than bf16"),

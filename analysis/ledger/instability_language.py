@@ -10,10 +10,10 @@ from analysis.ledger.claim import PRETRAINING, Claim
 from analysis.ledger.rules import between, equal, higher, lower
 from analysis.ledger.training import Dies, Difference, Probed, at_scale, fullest_last_bin, in_lot
 from analysis.recipe.arms_23m import RECIPE
-from analysis.units import PLAN, RATE
+from analysis.units import DEPTH, PLAN, RATE, STEPS, WIDTH
 
 BF16 = {PLAN: "bf16"}
-SIZES = ("config.model.num_heads", "config.train.steps", "config.model.hidden_size", "config.model.num_layers")
+SIZES = ("config.model.num_heads", STEPS, WIDTH, DEPTH)
 GRID, PAIRS, AFFINE, MITIGATIONS = (
     ("olmo_precision_grid",),
     ("unstable_pairs",),
@@ -50,6 +50,7 @@ STABLE = {
     "e5m2-forward": ("E5M2 in the forward alone", {PLAN: "mxfp8_e5m2_forward_only"}),
 }
 
+HAS_GAIN = "config.norm.affine"
 GAINS, GAIN, OPERATIONS = ("olmo_gains",), "config.precision.gain", "config.precision.vector_ops"
 IN_FP32 = {PLAN: "mxfp8", GAIN: "fp32", OPERATIONS: "fp32"}
 OF_GAINS = 35, 35 * 1221 * 64 * 512  # runs and tokens of the sweep
@@ -132,7 +133,7 @@ CLAIMS = (
         arms="E4M3: norms without gains, with gains",
         judge=at_scale(
             *FIGURE_12,
-            Dies(AFFINE, {**AT_2E_4, "config.norm.affine": False}, {**AT_2E_4, "config.norm.affine": True}),
+            Dies(AFFINE, {**AT_2E_4, HAS_GAIN: False}, {**AT_2E_4, HAS_GAIN: True}),
         ),
         rule=lower(*OF_SIZES),
     ),
@@ -146,8 +147,8 @@ CLAIMS = (
             *FIGURE_12,
             Dies(
                 AFFINE,
-                {PLAN: "mxfp8", "config.norm.affine": False, RATE: 1e-3},
-                {**AT_2E_4, "config.norm.affine": False},
+                {PLAN: "mxfp8", HAS_GAIN: False, RATE: 1e-3},
+                {**AT_2E_4, HAS_GAIN: False},
             ),
         ),
         rule=higher(*OF_SIZES),

@@ -21,7 +21,6 @@ from analysis.ledger.instability import (
     OF_FIGURE_6,
     RATE,
     SIZES,
-    WIDTH,
     students,
 )
 from analysis.ledger.rules import Rule, between, higher
@@ -35,7 +34,7 @@ from analysis.ledger.students import (
     place_of_least,
     product_of,
 )
-from analysis.units import PLAN, Arm
+from analysis.units import PLAN, WIDTH, Arm
 
 EARLY, LATE = "0.88", "before 10"
 CHANGE = "config.intervention."

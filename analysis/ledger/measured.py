@@ -21,7 +21,7 @@ def in_table(kind: str, of: Callable[[pd.DataFrame], float]) -> Judge:
 
     def judge(tables: Tables) -> Evidence:
         rows = tables.load(kind, APPROXIMATION)
-        return Evidence([Exact(of(rows), len(rows))], "rows")
+        return Evidence(Exact(of(rows), len(rows)), "rows")
 
     return judge
 
@@ -116,7 +116,7 @@ def shapes(of: Callable[[pd.DataFrame], pd.Series], table: str = "kernels", **on
         for column, value in only.items():
             rows = rows[rows[column] == value]
         ratios = of(rows).astype(float)
-        return Evidence([Effect(np.log(ratios))], "shapes", f"geometric mean: {np.exp(np.log(ratios).mean()):.3f}")
+        return Evidence(Effect(np.log(ratios)), "shapes", f"geometric mean: {np.exp(np.log(ratios).mean()):.3f}")
 
     return judge
 
@@ -128,7 +128,7 @@ def column(name: str) -> Callable[[pd.DataFrame], pd.Series]:
 def largest(column: str) -> Judge:
     def judge(tables: Tables) -> Evidence:
         values = benchmark(tables, "kernels")[column]
-        return Evidence([Exact(float(values.max()), len(values))], "shapes")
+        return Evidence(Exact(float(values.max()), len(values)), "shapes")
 
     return judge
 
@@ -138,7 +138,7 @@ def faster(column: str) -> Judge:
 
     def judge(tables: Tables) -> Evidence:
         above = (benchmark(tables, "kernels")[column] > 1).astype(float)
-        return Evidence([Effect(above, outcomes=(above,))], "shapes")
+        return Evidence(Effect(above, outcomes=(above,)), "shapes")
 
     return judge
 
@@ -149,7 +149,7 @@ def by_tokens(column: str) -> Judge:
     def judge(tables: Tables) -> Evidence:
         rows = benchmark(tables, "kernels")
         wide = np.log(rows.pivot_table(column, ["format", "block_size", "hidden_size"], "tokens"))
-        return Evidence([Effect(wide[wide.columns.max()] - wide[wide.columns.min()])], "shapes")
+        return Evidence(Effect(wide[wide.columns.max()] - wide[wide.columns.min()]), "shapes")
 
     return judge
 
@@ -169,7 +169,7 @@ def more_in_nvfp4(kernels: str) -> Judge:
 
     def judge(tables: Tables) -> Evidence:
         ratios = np.log(layer_ratio(benchmark(tables, "layers"), kernels)).unstack("precision")
-        return Evidence([Effect(ratios["NVFP4"] - ratios["MXFP8"])], "shapes")
+        return Evidence(Effect(ratios["NVFP4"] - ratios["MXFP8"]), "shapes")
 
     return judge
 

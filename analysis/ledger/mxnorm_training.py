@@ -18,12 +18,13 @@ from analysis.ledger.training import (
     largest_input,
     reach,
 )
-from analysis.units import RATE
+from analysis.units import NORM, RATE
 
-RMS = {"config.norm.kind": "rmsnorm"}
-P1 = {"config.norm.kind": "mxnorm", "config.norm.p": 1.0}
-P2 = {"config.norm.kind": "mxnorm", "config.norm.p": 2.0}
-POST = {"config.norm.kind": "mxnorm_postround"}
+POWER = "config.norm.p"
+RMS = {NORM: "rmsnorm"}
+P1 = {NORM: "mxnorm", POWER: 1.0}
+P2 = {NORM: "mxnorm", POWER: 2.0}
+POST = {NORM: "mxnorm_postround"}
 STATED, PROXY = ("mxnorm_equivalence",), ("spike_proxy",)
 SENSITIVITY = ("lr_sensitivity_paired", "lr_sensitivity")  # the code that has more pairs comes first
 WINDOW = (2.0**-5, 2.0**-3)
@@ -102,7 +103,7 @@ CLAIMS = (
         says="no rate up to 2^-3 is catastrophic for MXNorm: no run diverges",
         there="125M and 1B",
         arms="p=1 and p=2, all rates",
-        judge=Dies(SENSITIVITY, {"config.norm.kind": "mxnorm"}, over=(RATE, "config.norm.p")),
+        judge=Dies(SENSITIVITY, {NORM: "mxnorm"}, over=(RATE, POWER)),
         rule=between(-inf, 0.1, "ours: one run of ten"),
         page="lr_sensitivity_paired",
     ),

@@ -6,7 +6,6 @@ python -m analysis.ledger.page
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -41,7 +40,7 @@ Every row is one claim of a document, with the rule that decides it. `make claim
 - **Reproduced**: the 95 % interval lies in the range that the rule names; where arms are claimed to be equal, the 90 %
   one (two one-sided tests). **Contradicted**: it lies wholly on the other side, or arms that are claimed to differ are
   equal within the margin. In all other cases: **cannot tell**. A verdict holds only at the scale in the column "here".
-  Several comparisons of one claim are corrected by Holm's procedure. Where a rule was [stated before](prestated.md) its
+  Claims that were stated together are corrected by their number. Where a rule was [stated before](prestated.md) its
   runs, that rule decides, and what the general rules say is added where they differ.
 - **N units would tell**: with so many units of the mean and spread that these have, the rule would decide.
 - **needs** is how many units were planned; **n** is how many there are. From {LEAST_UNITS} units on there is a verdict;
@@ -102,7 +101,7 @@ def here(one: Judged) -> str:
 
 
 def is_sampled(one: Judged) -> bool:
-    return one.evidence is None or any(isinstance(each, Effect) for each in one.evidence.found)
+    return one.evidence is None or isinstance(one.evidence.found, Effect)
 
 
 def verdict(one: Judged, marks: str = "") -> str:
@@ -113,11 +112,10 @@ def verdict(one: Judged, marks: str = "") -> str:
 
 
 def effect(one: Judged) -> str:
-    """Return what was found, effects with their intervals and the judge's words, or why there is nothing."""
+    """Return what was found, an effect with its interval and the judge's words, or why there is nothing."""
     if one.evidence is None:
         return one.why
-    shown = "; ".join(of_one(each, rate) for each, rate in zip(one.evidence.found, one.rates, strict=True))
-    return shown + (f"; {note}" if (note := note_of(one)) else "")
+    return "; ".join(filter(None, (shown(one.evidence.found, one.claim.rate), note_of(one))))
 
 
 def note_of(one: Judged) -> str:
@@ -130,7 +128,7 @@ def note_of(one: Judged) -> str:
     return "; ".join(filter(None, (one.evidence.note, *left, price)))
 
 
-def of_one(found: Found, rate: float) -> str:
+def shown(found: Found, rate: float) -> str:
     value, low, high = (tidy(number) for number in (found.value, *found.interval(1 - rate)))
     if value is None or not isinstance(found, Effect):
         return f"{value:g}" if value is not None else "-"
@@ -150,8 +148,8 @@ def record(source: str, one: Judged) -> dict[str, Any]:
     Its `effect` and `interval` are those of its comparison, null where there is none.
     """
     claim = one.claim
-    ((found, rate),) = zip(one.evidence.found, one.rates, strict=True) if one.evidence else ((None, math.nan),)
-    low, high = map(tidy, found.interval(1 - rate)) if found else (None, None)
+    found, level = one.evidence.found if one.evidence else None, 1 - claim.rate
+    low, high = map(tidy, found.interval(level)) if found else (None, None)
     about = {name: getattr(claim, name) for name in ("id", "where", "kind", "there", "arms", "needs", "page")}
     return about | {
         "claim": claim.says,
@@ -162,7 +160,7 @@ def record(source: str, one: Judged) -> dict[str, Any]:
         "n": one.units,
         "effect": tidy(found.value) if found else None,
         "interval": None if low is None else [low, high],
-        "level": tidy(1 - rate),
+        "level": tidy(level) if found else None,
         "note": note_of(one),
         "verdict": one.verdict,
         "counted_as": one.counted_as,

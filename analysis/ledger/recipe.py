@@ -10,15 +10,14 @@ from analysis.ledger import measured as table
 from analysis.ledger.claim import ARITHMETIC, EVALUATION, KERNEL, PRETRAINING, Claim
 from analysis.ledger.rules import between, equal, higher, none_of_them
 from analysis.ledger.training import Dies, Difference, Scores, at_scale, without
-from analysis.units import PLAN
+from analysis.units import NORM, PLAN, SCALE_RULE, STEPS, WIDTH
 
-SCALE = "config.precision.scale_rule"
 BF16, MXFP8, FP8 = {PLAN: "bf16"}, {PLAN: "mxfp8"}, {PLAN: "fp8_tensor"}
-RMS = {"config.norm.kind": "rmsnorm"}
+RMS = {NORM: "rmsnorm"}
 PERPLEXITY = (log(1.005), "0.50 % of perplexity, section 3.3")
 OF_TASKS = (2.1, "half of p=1's deficit in the MXNorm paper's table 2; this one states none")
 SHORT, LONG = "843M, 300B tokens", "843M, 1T tokens"
-STEPS, WIDTH = "config.train.steps", "config.model.hidden_size"  # tell a sweep's tokens and sizes apart
+# What tells a sweep's tokens and sizes apart.
 TOKENS_300B: dict[str, object] = {STEPS: 286_102, WIDTH: 1024}
 TOKENS_1T: dict[str, object] = {STEPS: 953_674, WIDTH: 1024}
 FIRST_MXFP8 = TOKENS_300B | MXFP8
@@ -146,7 +145,7 @@ NUMBERS = (
 
 def rounding(name: str, words: str, plan: str, where: str, there: str, cost: tuple[float, float, int]) -> Claim:
     size = TOKENS_1T if there == LONG else TOKENS_300B
-    arms = [size | {PLAN: plan, SCALE: rule} for rule in ("floor", "rceil")]
+    arms = [size | {PLAN: plan, SCALE_RULE: rule} for rule in ("floor", "rceil")]
     return pretraining(
         id=f"recipe-ocp-worse-{name}",
         where=where,
@@ -169,7 +168,9 @@ TRAINED = (
         says="with scales rounded down training diverges",
         there=SHORT,
         arms="floor, RCEIL",
-        judge=at_scale(*FIRST, Dies(ROUNDING, FIRST_MXFP8 | {SCALE: "floor"}, FIRST_MXFP8 | {SCALE: "rceil"})),
+        judge=at_scale(
+            *FIRST, Dies(ROUNDING, FIRST_MXFP8 | {SCALE_RULE: "floor"}, FIRST_MXFP8 | {SCALE_RULE: "rceil"})
+        ),
         rule=higher(0.1, "ours: one run of ten"),
     ),
     *(
@@ -179,7 +180,7 @@ TRAINED = (
             says=f"with scales rounded up MXFP8 {words} ends as bf16 does",
             there=there,
             arms=f"MXFP8 {words} by RCEIL, bf16",
-            judge=at_scale(*cost, Difference(ROUNDING, tokens | {PLAN: plan, SCALE: "rceil"}, tokens | BF16)),
+            judge=at_scale(*cost, Difference(ROUNDING, tokens | {PLAN: plan, SCALE_RULE: "rceil"}, tokens | BF16)),
             rule=equal(*PERPLEXITY),
         )
         for name, words, plan in (("e4m3", "in E4M3", "mxfp8"), ("e5m2-grad", "with E5M2 gradients", "mxfp8_e5m2_grad"))

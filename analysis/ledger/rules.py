@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 
-from analysis.statistics import ALPHA, LEAST_UNITS, Effect, Found, Planned, holm
+from analysis.statistics import ALPHA, LEAST_UNITS, Effect, Found, Planned
 
 REPRODUCED, CONTRADICTED, UNCLEAR = "reproduced", "contradicted", "cannot tell"
 MOST_UNITS = 400  # to look for a decision
@@ -44,40 +42,17 @@ class Rule:
     reproduced: Range
     contradicted: tuple[Range, ...]
 
-    @property
-    def ranges(self) -> tuple[Range, ...]:
-        return self.reproduced, *self.contradicted
-
-    def verdict(self, found: Sequence[Found], comparisons: int | None = None) -> tuple[str, list[float]]:
-        """Return the verdict on all comparisons of a claim, and the error rate at which each was tested.
-
-        A claim is reproduced if every comparison is, and contradicted if some comparison is. The comparisons are
-        corrected by Holm's step-down, or by `comparisons` if their number was stated before the runs.
-        """
-        if comparisons:
-            rates = [ALPHA / comparisons] * len(found)
-        else:
-            rates = holm([partial(self.is_decided, one) for one in found])
-        each = [self.of_one(one, rate) for one, rate in zip(found, rates, strict=True)]
-        if not all(one.is_enough for one in found):
-            return UNCLEAR, rates
-        if CONTRADICTED in each:
-            return CONTRADICTED, rates
-        return (REPRODUCED if set(each) == {REPRODUCED} else UNCLEAR), rates
-
-    def needed(self, found: Sequence[Effect], comparisons: int | None = None) -> int | None:
+    def needed(self, found: Effect, rate: float = ALPHA) -> int | None:
         """Return the least number of units with the mean and spread of these that decides, or None above MOST_UNITS."""
-        for units in range(max(LEAST_UNITS, *(one.count + 1 for one in found)), MOST_UNITS + 1):
-            planned = [Planned(one.units, one.outcomes, one.died, one.name, units) for one in found]
-            if self.verdict(planned, comparisons)[0] != UNCLEAR:
+        for units in range(max(LEAST_UNITS, found.count + 1), MOST_UNITS + 1):
+            if self.verdict(Planned(found.units, found.outcomes, found.died, units), rate) != UNCLEAR:
                 return units
         return None
 
-    def is_decided(self, found: Found, rate: float) -> bool:
-        return any(one.holds(found, rate) for one in self.ranges)
-
-    def of_one(self, found: Found, rate: float) -> str:
-        """Return the verdict of one comparison. A difference that is clear but within the margin is contradicted."""
+    def verdict(self, found: Found, rate: float = ALPHA) -> str:
+        """Return the verdict at an error rate. A difference that is clear but within the margin is contradicted."""
+        if not found.is_enough:
+            return UNCLEAR
         if any(one.holds(found, rate) for one in self.contradicted):
             return CONTRADICTED
         is_small = any(one.equivalence and one.covers(found, rate) for one in self.contradicted)

@@ -10,11 +10,11 @@ from analysis.stated import Comparison, Question, size
 
 
 def rows(
-    of: Question, comparisons: Iterable[Comparison], there: str, together: int | None = None, page: str = ""
+    of: Question, comparisons: Iterable[Comparison], there: str, together: int = 1, page: str = ""
 ) -> tuple[Claim, ...]:
     """Return a claim for each of these comparisons of a question.
 
-    `together` is the number of comparisons for which intervals are corrected, or None if none was stated.
+    `together` is the number of comparisons for which intervals are corrected.
     """
     return tuple(
         Claim(

@@ -17,9 +17,9 @@ from analysis.ledger.claim import NOT_RUN, Evidence, in_one_code, others
 from analysis.ledger.rules import UNCLEAR
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, joint_level, logrank, times
+from analysis.students import arms as replicas
 from analysis.students.arms import REPLICA, before_divergence
-from analysis.students.arms import ended as with_outcome
-from analysis.units import DATA_SEED, Arm, chosen, ended, less, of_one_code, scale
+from analysis.units import DATA_SEED, STEPS, Arm, chosen, ended, less, of_one_code, scale
 
 UNITS = "data seeds"
 
@@ -40,44 +40,39 @@ class Diverges:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline] if self.baseline else [self.arm]
-        runs, left = in_one_code(ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
+        runs, left = in_one_code(replicas.ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
-        step = float(runs["config.train.steps"].min()) - SHOWS_AFTER
+        step = float(runs[STEPS].min()) - SHOWS_AFTER
         units = [of_units(part, step, self.over, self.unstable) for part in parts]
         fractions = less(units).groupby(level=0).mean()
         happened = [by_now(part, step, self.unstable) for part in parts]
         note = "; ".join(self.counts(part, one, step) for part, one in zip(parts, happened, strict=True))
         if self.baseline and not self.unstable:
             note += described(*parts)
-        found = [Effect(fractions, outcomes=tuple(happened))]
+        found = Effect(fractions, outcomes=tuple(happened))
         return Evidence(found, UNITS, note, here=scale(pd.concat(parts)), **left)
 
     def counts(self, runs: pd.DataFrame, happened: pd.Series, step: float) -> str:
         if self.unstable:
             return f"{happened.sum():.0f} of {len(runs)} are over 10 times their best at the end"
-        still = runs["outcome.rising_at"].notna() & runs["outcome.diverged_at"].isna()
+        still = runs["open"]
         is_open = f", {still.sum()} more are up at the end" if still.any() else ""
         return f"{happened.sum():.0f} of {len(runs)} diverged by step {step:,.0f}{is_open}"
 
 
 def outcome_times(runs: pd.DataFrame) -> pd.DataFrame:
-    return times(runs["outcome.diverged_at"], runs["outcome.rising_at"], runs["config.train.steps"])
+    return times(runs["outcome.diverged_at"], runs["outcome.rising_at"], runs[STEPS])
 
 
 def of_units(runs: pd.DataFrame, step: float, over: Sequence[str], unstable: bool) -> pd.Series:
     """Return the fraction of each data seed and setting. Initial seeds are averaged first."""
     if unstable:
-        return up(runs).groupby([runs[key] for key in (DATA_SEED, *over)]).mean()
+        return replicas.unstable(runs).astype(float).groupby([runs[key] for key in (DATA_SEED, *over)]).mean()
     return runs.groupby([DATA_SEED, *over]).apply(lambda own: fraction_by(step, outcome_times(own)))
 
 
-def up(runs: pd.DataFrame) -> pd.Series:
-    """Return 1 for runs that diverged or end over 10 times their best loss, else 0."""
-    return (runs["outcome.diverged_at"].notna() | runs["outcome.rising_at"].notna()).astype(float)
-
-
 def by_now(runs: pd.DataFrame, step: float, unstable: bool) -> pd.Series:
-    return up(runs) if unstable else (runs["outcome.diverged_at"] <= step).astype(float)
+    return (replicas.unstable(runs) if unstable else runs["outcome.diverged_at"] <= step).astype(float)
 
 
 def described(ours: pd.DataFrame, theirs: pd.DataFrame) -> str:
@@ -104,7 +99,7 @@ class Prestated:
     def __call__(self, tables: Tables) -> Evidence:
         (claim,) = (one for one in prestated.CLAIMS if one.says == self.says)
         together = prestated.of_figure(claim.figure)
-        runs = with_outcome(tables.load("runs", self.table))
+        runs = replicas.ended(tables.load("runs", self.table))
         measured = tables.one(self.table, prestated.LAST_BIN)
         found = prestated.judged(claim, runs, pd.DataFrame() if measured is None else measured, len(together))
         if found.verdict == NOT_RUN:
@@ -116,7 +111,7 @@ class Prestated:
         if general != found.verdict:
             note += f"; by the general rules (all runs counted, 95 % for the claim alone): {general}"
         return Evidence(
-            [Given(units, low=found.low, high=found.high)],
+            Given(units, low=found.low, high=found.high),
             UNITS,
             note,
             found.verdict,
@@ -171,7 +166,7 @@ class Intervention:
         outcomes = tuple(part["diverged_at"].notna().astype(float) for part in parts)
         note = "; ".join(f"{one.sum():.0f} of {len(one)} diverged" for one in outcomes)
         left = others(forks, own, changes, ["data_seed"])
-        return Evidence([Effect(less(units), outcomes=outcomes)], UNITS, note, others=left)
+        return Evidence(Effect(less(units), outcomes=outcomes), UNITS, note, others=left)
 
 
 # --------------------------------------------------------------------------------------------------------- measurements
@@ -202,7 +197,7 @@ class Measured:
             measured = before_divergence(measured) if self.before else measured
             by_replica = measured.sort_values("step").groupby([DATA_SEED, *REPLICA]).apply(self.of)
             units.append(by_replica.groupby(level=0).mean())
-        return Evidence([Effect(less(units))], UNITS, here=scale(runs), **left)
+        return Evidence(Effect(less(units)), UNITS, here=scale(runs), **left)
 
 
 def last(column: str) -> Callable[[pd.DataFrame], float]:
@@ -238,9 +233,9 @@ class Ends:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline]
-        runs, left = in_one_code(ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
+        runs, left = in_one_code(replicas.ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
-        lost = [up(part) > 0 for part in parts]
+        lost = [replicas.unstable(part) for part in parts]
         logs = [
             np.log(part["loss"].astype(float)).mask(gone).groupby([part[key] for key in (DATA_SEED, *self.over)]).mean()
             for part, gone in zip(parts, lost, strict=True)
@@ -248,5 +243,5 @@ class Ends:
         dead, of = int(sum(gone.sum() for gone in lost)), int(sum(map(len, lost)))
         note = f"{dead} of {of} are up at the end and in no mean"
         return Evidence(
-            [Effect(less(logs).groupby(level=0).mean(), died=(dead, of))], UNITS, note, here=scale(runs), **left
+            Effect(less(logs).groupby(level=0).mean(), died=(dead, of)), UNITS, note, here=scale(runs), **left
         )

@@ -53,9 +53,9 @@ class Difference:
         note = "; ".join(f"{part.sum()} of {len(part)} died" for part in lost) if found.died[0] else ""
         if self.column == "spike_score" and not runs.loc[ours | theirs, "spikes"].any():
             return Evidence(
-                [found], PAIRS, "no run spikes, so that scores measure noise", UNCLEAR, here=scale(runs), **left
+                found, PAIRS, "no run spikes, so that scores measure noise", UNCLEAR, here=scale(runs), **left
             )
-        return Evidence([found], PAIRS, note, here=scale(runs), **left)
+        return Evidence(found, PAIRS, note, here=scale(runs), **left)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Dies:
         units = [part.groupby([runs.loc[part.index, key] for key in SEEDS]).mean() for part in lost]
         note = "; ".join(f"{part.sum():.0f} of {len(part)} diverged" for part in lost)
         effect, unit = Effect(less(units), outcomes=tuple(lost)), PAIRS if self.baseline else RUNS
-        return Evidence([effect], unit, note, here=scale(runs), **left)
+        return Evidence(effect, unit, note, here=scale(runs), **left)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class BestRate:
             losses = own["validation_loss"].astype(float).fillna(np.inf)
             lowest = own.loc[losses.groupby([own[key] for key in SEEDS]).idxmin()].set_index([*SEEDS])
             best.append(np.log2(lowest[RATE].astype(float)))
-        return Evidence([Effect(less(best))], PAIRS, here=scale(runs), **left)
+        return Evidence(Effect(less(best)), PAIRS, here=scale(runs), **left)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Probed:
         for arm in arms:
             measured = rows.merge(runs.loc[chosen(runs, arm), ["fingerprint", *SEEDS]])
             units.append(pd.Series({seeds: self.of(own) for seeds, own in measured.groupby([*SEEDS])}))
-        return Evidence([Effect(less(units))], PAIRS if self.baseline else RUNS, here=scale(runs), **left)
+        return Evidence(Effect(less(units)), PAIRS if self.baseline else RUNS, here=scale(runs), **left)
 
 
 def farthest_from_one(rows: pd.DataFrame) -> float:
@@ -180,7 +180,7 @@ class Scores:
         points = 100 * less(units)
         if not len(points):
             raise Missing("no scores of an arm in these tables")
-        return Evidence([Effect(points)], PAIRS, here=scale(runs), **left)
+        return Evidence(Effect(points), PAIRS, here=scale(runs), **left)
 
 
 # --------------------------------------------------------------------------------------------- what cannot be done here

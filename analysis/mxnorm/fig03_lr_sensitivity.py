@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 
 from analysis.command import command
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, plt, save
-from analysis.units import need_columns, power
+from analysis.units import RATE, need_columns, power
 from mxstudy import results
 
-MODEL, RATE, LOSS = "choice.model", "config.optimizer.lr", "validation_loss"
+MODEL, LOSS = "choice.model", "validation_loss"
 SIZES = ("optimizer.lr", "model.", "train.")  # keys in which the runs of a line, or of a panel, may differ
 BAND = "range of seeds"
 WORDS = ("model", "norm", "best rate")

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.command import command
-from analysis.style import TWO_COLUMNS, heading, make_figure, plt
+from analysis.style import heading, make_figure, plt, rows_of_panels
 from mxstudy import results
 
 ABREAST = 4  # panels in a row, at most
@@ -32,17 +32,13 @@ def draw(rows: pd.DataFrame) -> Figure:
     norms = [column.removesuffix("/rms") for column in rows if column.endswith("/rms")]
     runs = list(rows.groupby(["fingerprint", "name"], sort=False))
     width = abreast(len(runs))
-    height = -(-len(runs) // width)
-    size, grid = (TWO_COLUMNS, 0.5 + 1.9 * height), (height, width)
-    figure, panels = plt.subplots(*grid, figsize=size, sharex=True, sharey=True, squeeze=False)
+    figure, panels = rows_of_panels(len(runs), width, 1.9, 0.5, sharex=True, sharey=True)
     depth = plt.cm.ScalarMappable(plt.Normalize(0, len(norms) - 1), "viridis")
     for axes, ((_, name), run) in zip(panels.flat, runs, strict=False):
         for norm, color in zip(norms, depth.to_rgba(np.arange(len(norms))), strict=True):
             axes.plot(run["tokens"], run[f"{norm}/rms_true"], "--", color="0.3", linewidth=0.6, zorder=3, label=EXACT)
             axes.plot(run["tokens"], run[f"{norm}/rms"], color=color)
         axes.set_title(heading(name), fontsize=8)
-    for axes in panels.flat[len(runs) :]:
-        axes.set_visible(False)
     lowest = panels.flat[max(0, len(runs) - width) : len(runs)]  # the lowest panel of each column
     results.in_tokens(*lowest)
     for axes in lowest:

@@ -7,16 +7,16 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.instability.claims import RATE
 from analysis.pages import students
 from analysis.pages.marks import Parts, least_and_most, share_of
-from analysis.pages.student_lots import back, counted, difference, findings, lot, shown, unstable, verdicts
+from analysis.pages.student_lots import back, counted, difference, findings, lot, shown, verdicts
 from analysis.students import arms as replicas
-from analysis.students.arms import middle_step, shown_interval
-from analysis.units import DATA_SEED, SEED
+from analysis.students.arms import alone, middle_step, paired, shown_interval, unstable
+from analysis.units import DATA_SEED, SEEDS, WIDTH
 from mxstudy.results import markdown
 
 RATES = {"2e-4": 2e-4, "4e-4": 4e-4, "6e-4": 6e-4}
-RATE, WIDTH = "lr", "config.model.hidden_size"
 PRECISIONS = {"fp32": "FP32", "mx_mix": "MX mix"}
 
 
@@ -27,15 +27,9 @@ def window(precision: str | None = None, width: int | None = None, rate: float |
     return runs
 
 
-def pairs(rate: float, width: int | None = None) -> pd.DataFrame:
-    """Return whether a run diverged, by width and seeds (rows) and precision (columns), where both have the run."""
-    runs = window(width=width, rate=rate)
-    return runs.pivot(index=[WIDTH, DATA_SEED, SEED], columns="choice.precision", values="diverged").dropna() > 0
-
-
-def alone(pairs: pd.DataFrame, precision: str) -> int:
-    """Return in how many pairs only the run in this precision diverged."""
-    return int((pairs[precision] & (pairs.sum(axis=1) == 1)).sum())
+def pairs(rate: float, width: int | None = None) -> pd.Series:
+    """Return the pairs of runs of one width and seeds in both precisions."""
+    return paired(window(width=width, rate=rate), "choice.precision", "fp32", "mx_mix", [WIDTH, *SEEDS])
 
 
 def by_rate() -> str:
@@ -52,8 +46,7 @@ def by_rate() -> str:
                 *(f"{share_of(one)} ({shown_interval(one)})" for one in lost),
                 ", ".join(str(part["open"].sum()) for part in own),
                 len(both),
-                alone(both, "fp32"),
-                alone(both, "mx_mix"),
+                *alone(both),
                 "-" if medians == ["-", "-"] else " and ".join(medians),
             )
         )
@@ -84,7 +77,7 @@ def not_stable(precision: str, width: int) -> str:
 
 
 def alone_at(precision: str, rate: float) -> str:
-    return f"{alone(pairs(rate), precision)} of {len(pairs(rate))}"
+    return f"{alone(pairs(rate))[list(PRECISIONS).index(precision)]} of {len(pairs(rate))}"
 
 
 def by_rates() -> str:
@@ -148,7 +141,7 @@ WINDOW: Parts = {
         for key, name in PRECISIONS.items()
         for text in ("4e-4", "6e-4")
     },
-    "at 5e-4, one data seed": partial(students.alone, "mx_mix", "lr 0.0005"),
+    "at 5e-4, one data seed": partial(students.only, "mx_mix", "lr 0.0005"),
     "late in MX mix": partial(late, "mx_mix", 4000),
     **{f"{name} comes back": partial(back_in, key) for key, name in PRECISIONS.items()},
     "spikes": spikes,

@@ -155,8 +155,8 @@ def rounded_down(of: Question) -> str:
 def difference(claim: str) -> tuple[Judged, Effect | None]:
     """Return a claim of recipe_23m with its verdict, and the difference that decides it; None if it was not run."""
     (one,) = [one for one in judged(RECIPE.sweep) if one.claim.id == claim]
-    effects = [found for found in (one.evidence.found if one.evidence else ()) if isinstance(found, Effect)]
-    return one, effects[0] if effects else None
+    found = one.evidence and one.evidence.found
+    return one, found if isinstance(found, Effect) else None
 
 
 def mean_difference(claim: str) -> str:
@@ -168,7 +168,7 @@ def mean_difference(claim: str) -> str:
 def at_most(claim: str) -> str:
     """Return the upper end of the interval of two one-sided tests of a difference, in nats a token: '+0.0048'."""
     one, found = difference(claim)
-    return NOT_RUN if found is None else f"{found.interval(1 - 2 * one.rates[0])[1]:+.4f}"
+    return NOT_RUN if found is None else f"{found.interval(1 - 2 * one.claim.rate)[1]:+.4f}"
 
 
 def needed_units(claim: str) -> str:
@@ -177,7 +177,7 @@ def needed_units(claim: str) -> str:
     if found is None:
         return NOT_RUN
     without = [replace(found, units=found.units.drop(unit)) for unit in found.units.index]
-    unclear = [one.claim.rule.verdict([less], one.claim.comparisons)[0] == UNCLEAR for less in without]
+    unclear = [one.claim.rule.verdict(less, one.claim.rate) == UNCLEAR for less in without]
     return f"{sum(unclear)} of {len(unclear)}"
 
 

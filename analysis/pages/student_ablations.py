@@ -11,8 +11,8 @@ from analysis.ledger.instability import ACTIVATION, DEPTH
 from analysis.ledger.instability_runs import HEADS, MOMENTUM
 from analysis.pages.marks import Parts, rows_of
 from analysis.pages.stated_lots import decided, verdicts
-from analysis.pages.student_lots import SPIKES, counted, lot, spikes_in_runs, table_of_arms, unstable
-from analysis.students.arms import middle_step
+from analysis.pages.student_lots import SPIKES, counted, lot, spikes_in_runs, table_of_arms
+from analysis.students.arms import middle_step, unstable
 from analysis.units import DATA_SEED, Arm, chosen
 
 PAGE = "student_ablations"

@@ -21,12 +21,11 @@ from analysis.pages.student_lots import (
     shown,
     spikes_in_runs,
     table_of_arms,
-    unstable,
     verdicts,
 )
 from analysis.statistics import joint_level
 from analysis.students import arms as replicas
-from analysis.students.arms import REPLICA, middle_step
+from analysis.students.arms import REPLICA, middle_step, unstable
 from analysis.units import DATA_SEED, SEED, chosen
 
 GAIN_STEPS = (1200, 4800, 8900)

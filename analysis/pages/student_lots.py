@@ -107,11 +107,6 @@ def counted_and_open(runs: pd.DataFrame) -> str:
     return share((runs["diverged"] > 0).sum(), len(runs), int(runs["open"].sum()))
 
 
-def unstable(runs: pd.DataFrame) -> pd.Series:
-    """Return which runs diverged or are up at the end."""
-    return (runs["diverged"] > 0) | runs["open"]
-
-
 def shown(found: FractionDifference | None) -> str:
     assert found is not None
     return f"{found.value:+.2f} ({found.low:+.2f} .. {found.high:+.2f})"

@@ -7,15 +7,15 @@ from functools import cache, partial
 import pandas as pd
 from scipy import stats
 
-from analysis.instability.fig06_learning_rate_grid import rates
+from analysis.instability.fig06_learning_rate_grid import KEY, rates
 from analysis.pages.decisive_again import DECISIVE_AGAIN
 from analysis.pages.decisive_arms import DECISIVE_ARMS
 from analysis.pages.marks import Parts, rows
 from analysis.pages.student_forks import FORKS
 from analysis.pages.student_lots import counted_and_open, lot
 from analysis.pages.student_measurements import MEASUREMENTS
-from analysis.students.arms import shown_interval
-from analysis.units import SEEDS
+from analysis.students.arms import alone, paired, shown_interval
+from analysis.units import DEPTH, WIDTH
 from mxstudy.results import markdown
 
 GRID = {"mx_mix": "MX mix (E4M3 forward, E5M2 backward)", "mxfp6_e2m3": "E2M3", "fp32": "FP32"}
@@ -47,9 +47,6 @@ def learning_rates() -> str:
     return markdown(columns, cells, left=columns)
 
 
-DEPTH, WIDTH = "config.model.num_layers", "config.model.hidden_size"
-
-
 def counted(width: int, rate: str, precision: str | None = None) -> str:
     """Return how many students of a width diverge at a rate, and how many are open: '4 of 30, 5 open'."""
     runs = grid()
@@ -58,19 +55,14 @@ def counted(width: int, rate: str, precision: str | None = None) -> str:
 
 
 @cache
-def grid_pairs(one: str, other: str) -> pd.DataFrame:
-    """Return whether each student of two precisions diverged, by size, rate and seeds that both have."""
-    runs = grid()
-    key = [DEPTH, WIDTH, "rate", *SEEDS]
-    parts = (runs[runs["choice.precision"] == name].set_index(key)["diverged"] > 0 for name in (one, other))
-    return pd.concat(parts, axis="columns", keys=("one", "other"), join="inner").astype(float)
+def grid_pairs(one: str, other: str) -> pd.Series:
+    """Return the pairs of students of two precisions, by rate, size and seeds."""
+    return paired(grid(), "choice.precision", one, other, KEY)
 
 
-def alone(precision: str, rate: str) -> str:
+def only(precision: str, rate: str) -> str:
     """Return in how many pairs with FP32 only this precision diverges, and in how many only FP32: '6 to 2'."""
-    pairs = grid_pairs(precision, "fp32").xs(rate, level="rate")
-    less = pairs["one"] - pairs["other"]
-    return f"{(less > 0).sum()} to {(less < 0).sum()}"
+    return " to ".join(map(str, alone(grid_pairs(precision, "fp32")[rate])))
 
 
 def by_size(one: str, other: str = "fp32") -> str:
@@ -78,8 +70,7 @@ def by_size(one: str, other: str = "fp32") -> str:
 
     For example: '6 sizes and less often in 0 (p = 0.03)'.
     """
-    means = grid_pairs(one, other).groupby(level=[0, 1]).mean()
-    more, less = (int((part > 0).sum()) for part in (means["one"] - means["other"], means["other"] - means["one"]))
+    more, less = alone(grid_pairs(one, other).groupby(level=[DEPTH, WIDTH]).sum())
     return f"{more} sizes and less often in {less} (p = {stats.binomtest(more, more + less).pvalue:.2g})"
 
 
@@ -112,7 +103,7 @@ STUDENT_TEACHER: Parts = {
     "width 256 at 5e-4": partial(counted, 256, "lr 0.0005"),
     "width 256 at 1e-3": partial(counted, 256, "lr 0.001"),
     "FP32 of width 768 at 5e-4": partial(counted, 768, "lr 0.0005", "fp32"),
-    **{f"{GRID_NAMES[p]} alone, {rate}": partial(alone, p, key) for p in GRID_NAMES for key, rate in RATES.items()},
+    **{f"{GRID_NAMES[p]} alone, {rate}": partial(only, p, key) for p in GRID_NAMES for key, rate in RATES.items()},
     **{f"{name} by size": partial(by_size, p) for p, name in GRID_NAMES.items()},
     "E2M3 and MX mix by size": partial(by_size, "mxfp6_e2m3", "mx_mix"),
     "small rates": small_rates,

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from analysis.ledger.recipe import PERPLEXITY, SCALE
+from analysis.ledger.recipe import PERPLEXITY
 from analysis.ledger.rules import equal, higher
 from analysis.stated import Comparison, Question
-from analysis.units import PLAN, Arm
+from analysis.units import PLAN, SCALE_RULE, SKIP_BLOCKS, Arm
 
 OPERANDS = {
     "E4M3": "mxfp8",
@@ -26,10 +26,14 @@ RULES = {"": "rceil", FLOOR: "floor"}
 TENSOR, BLOCKWISE = "FP8, first and last block in bf16", "FP8 in blocks of 128"
 ARMS: dict[str, Arm] = {
     "bf16": {PLAN: "bf16"},
-    **{f"{name}{said}": {PLAN: plan, SCALE: rule} for name, plan in OPERANDS.items() for said, rule in RULES.items()},
+    **{
+        f"{name}{said}": {PLAN: plan, SCALE_RULE: rule}
+        for name, plan in OPERANDS.items()
+        for said, rule in RULES.items()
+    },
     "forward only": {PLAN: "mxfp8_forward_only"},
     "bf16 activations": {PLAN: "mxfp8_bf16_act"},
-    TENSOR: {PLAN: "fp8_tensor", "config.precision.skip_blocks": 1},
+    TENSOR: {PLAN: "fp8_tensor", SKIP_BLOCKS: 1},
     BLOCKWISE: {PLAN: "fp8_blockwise"},
 }
 worse, alike = (partial(Comparison, rule=rule(*PERPLEXITY)) for rule in (higher, equal))

@@ -43,6 +43,25 @@ def ended(runs: pd.DataFrame) -> pd.DataFrame:
     return done.assign(diverged=lost.astype(float), open=done["outcome.rising_at"].notna() & ~lost)
 
 
+def unstable(runs: pd.DataFrame) -> pd.Series:
+    """Return which runs diverged or are up at the end."""
+    return (runs["diverged"] > 0) | runs["open"]
+
+
+def paired(runs: pd.DataFrame, column: str, one: str, other: str, key: Sequence[str]) -> pd.Series:
+    """Return a number for each two runs that agree in `key`, one with `one` and one with `other` in a column.
+
+    It is 1 if only the first diverged, -1 if only the other did, else 0.
+    """
+    wide = runs.pivot(index=[*key], columns=column, values="diverged")
+    return (wide[one] - wide[other]).dropna()
+
+
+def alone(pairs: pd.Series) -> tuple[int, int]:
+    """Return in how many pairs, from `paired`, only the first diverged, and in how many only the other."""
+    return int((pairs > 0).sum()), int((pairs < 0).sum())
+
+
 def before_divergence(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows before their replica's divergence, which are all of them if there is none."""
     return rows[~(rows["step"] >= rows["outcome.diverged_at"])]

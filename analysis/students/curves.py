@@ -22,6 +22,7 @@ QUANTILES = (0.25, 0.5, 0.75)
 BASELINES = ("fp32", "bf16")
 THIN: dict[str, Any] = {"linewidth": 0.4, "alpha": 0.55}
 BAND, LOST, END = "middle half of the replicas", "diverged replica", "no longer finite"
+UNITS = {"mse": "mean squared error", "kl": "KL divergence, nats"}
 LINE = 7.5  # points from one line of notes to the next
 HEADROOM = 100.0  # the axis ends at this multiple of the highest loss at the start
 
@@ -112,6 +113,11 @@ def note(axes: Axes, said: str, place: int = 0, color: Any = "black") -> None:
         "textcoords": "offset points",
     }
     axes.annotate(said, (1, 1), ha="right", va="bottom", fontsize=6, color=color, **where)
+
+
+def loss_label(runs: pd.DataFrame, comma: str = ", ") -> str:
+    """Return the name of an axis of these runs' losses."""
+    return comma.join(["training loss", *(UNITS[loss] for loss in runs["config.loss"].unique())])
 
 
 def limit(panels: Iterable[Axes], losses: pd.DataFrame) -> None:

@@ -15,11 +15,9 @@ from matplotlib.figure import Figure
 
 from analysis.command import command
 from analysis.students.arms import ended, named, of_arms, sorted_arms, table
-from analysis.students.curves import grid, limit, loss_lines
+from analysis.students.curves import UNITS, grid, limit, loss_label, loss_lines
 from analysis.style import colors, figure_parser, load_chosen, save
 from mxstudy.results import legend
-
-UNITS = {"mse": "mean squared error", "kl": "KL divergence, nats"}
 
 
 def draw(
@@ -47,7 +45,7 @@ def draw(
             axes.set_ylabel(units[chosen].iloc[0] if chosen.any() else "")
     if one_unit:
         limit(panels.flat, metrics)
-        figure.supylabel(f"training loss, {units.iloc[0]}", fontsize=8)
+        figure.supylabel(loss_label(runs), fontsize=8)
     legend(figure)
     return figure
 

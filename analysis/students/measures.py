@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.students.arms import REPLICA, ended, named, of_arms, sorted_arms, table
-from analysis.students.curves import band, by_replica, grid, limit, loss_lines, lost_lines
+from analysis.students.curves import band, by_replica, grid, limit, loss_label, loss_lines, lost_lines
 from analysis.style import figure_parser, load_chosen, save
 from mxstudy import results
 
@@ -78,7 +78,7 @@ def draw(
         levels = zip(row.levels, LEVELS, strict=False)
         entries += [Line2D([], [], color="black", ls=style, lw=0.9, label=name) for name, style in levels]
         axes.legend(handles=entries, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=6)
-    panels[-1, 0].set_ylabel("training loss,\nmean squared error", fontsize=7)
+    panels[-1, 0].set_ylabel(loss_label(runs, ",\n"), fontsize=7)
     results.legend(figure)
     return figure
 
