@@ -262,7 +262,7 @@ def test_a_data_seed_counts_with_all_runs_of_both_arms_or_not_at_all() -> None:
         if (plan, seed, layers) != ("mxfp8", 4, 4) and (plan, seed) != ("fp32", 5)
     ]
     found = of_students(Diverges((), MX, FP32, (depth,)), *stacks)
-    assert (found.found[0].count, found.incomplete) == (4, 2)
+    assert (found.found.count, found.incomplete) == (4, 2)
     assert found.note.startswith("8 of 32 diverged by step 8,500; 0 of 32 diverged")
 
 
