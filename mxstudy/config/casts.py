@@ -46,7 +46,8 @@ class Cast:
     above, as torchao's inference cast; training multiplies in Transformer Engine's order, and they may be subnormal or
     0 (`mxstudy.numerics.scales`). `largest_scale`: the block scale that the outer scale gives the block with the
     largest element (four over six: 256, of which 1.5 times is an E4M3 number too). `statistic`: what sets the range of
-    a block: the absmax, or the standard deviation times the range that Quartet chose for Gaussians (arXiv 2505.14669).
+    a block: the absmax, or the standard deviation times the range that Quartet chose for Gaussians (arXiv 2505.14669),
+    with E8M0 scales for the rule floor; zeros that fill up a block count as its numbers.
     `headroom`: the fraction of the format's range that is used, for example 3/4 (arXiv 2502.20586) or 16/17.
     `candidates`: factors on the range; each block takes the one with the smallest error (`candidate_error`), the first
     of equal ones (four over six, arXiv 2512.02010: 1 and 1.5). `rounding`: a row of ROUNDINGS; stochastic rounding

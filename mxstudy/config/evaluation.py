@@ -42,6 +42,7 @@ class Evaluation:
     tokens_per_batch: int = 16_384
 
     def __post_init__(self) -> None:
+        require(bool(self.tasks), "tasks: names no task; name at least one")
         require(len(set(self.tasks)) == len(self.tasks), f"tasks: {list(self.tasks)} names a task twice")
         for name, value in {"shots": self.shots, **{f"task_shots.{k}": v for k, v in self.task_shots.items()}}.items():
             require(value >= 0, f"{name}: must not be negative, not {value}")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from mxstudy.config.casts import BlockCast, Gemms
 from mxstudy.config.recipes import NAMED, PRECISIONS, look_up_recipe, named_by_casts
-from mxstudy.reader import ConfigError, plain, require, require_at_most, schema
+from mxstudy.reader import ConfigError, changed, plain, require, require_at_most, schema
 
 MOST_FEATURES = 2**24
 MOST_LAYERS = 2**12
@@ -303,6 +303,11 @@ class Precision:
     def recipe(self, name: str) -> Gemms:
         """Return the recipe of that name. Raises ConfigError with the nearest name if there is none."""
         return look_up_recipe(name, self.recipes)
+
+    def with_plan(self, plan: dict[str, str]) -> Precision:
+        """Return the same precision with this plan from the first step on, and those recipes that it uses."""
+        recipes = {name: gemms for name, gemms in self.recipes.items() if name in plan.values()}
+        return changed(self, schedule=(PrecisionRow(plan=plan),), recipes=recipes)
 
     @property
     def settings(self) -> BlockCast:

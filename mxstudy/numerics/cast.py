@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,8 +81,24 @@ def fake_quantize(
     rounding: str = "even",
     tensor_scale: Tensor | float | None = None,
 ) -> Tensor:
-    """Quantise as `quantize` does and decode: return a tensor of x's dtype and shape."""
-    return quantize(x, fmt, block_size, axis, scale_rule, rounding, tensor_scale).dequantize(x.dtype)
+    """Quantise as `quantize` does and decode: return a tensor of x's dtype and shape.
+
+    The gradient is the straight-through estimator's: that of x is that of the result.
+    """
+    values = quantize(x.detach(), fmt, block_size, axis, scale_rule, rounding, tensor_scale).dequantize(x.dtype)
+    return StraightThrough.apply(x, values) if x.requires_grad else values
+
+
+class StraightThrough(torch.autograd.Function):
+    """The values of another tensor, with the gradient of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, values: Tensor) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return dy, None
 
 
 def block_cast(

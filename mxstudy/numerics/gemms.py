@@ -227,9 +227,20 @@ class Linear:
         """Return the transform of that GEMM (forward, dgrad or wgrad), or None."""
         return getattr(self.gemms, f"{gemm}_transform")
 
-    def rotated(self, x: Tensor, gemm: str, axis: int, inverse: bool = False, rounds: bool = True) -> Tensor:
-        """Return x under that GEMM's transform, float32, with bf16 values if it `rounds`; x itself if there is none."""
-        transform = self.transform(gemm)
+    def rotated(
+        self,
+        x: Tensor,
+        gemm: str,
+        axis: int,
+        inverse: bool = False,
+        rounds: bool = True,
+        transform: Hadamard | None = None,
+    ) -> Tensor:
+        """Return x under that GEMM's transform, float32, with bf16 values if it `rounds`; x itself if there is none.
+
+        A `transform` that is given takes the place of the GEMM's own, with the signs that it has in that GEMM.
+        """
+        transform = transform or self.transform(gemm)
         if transform is None:
             return x
         signs = signs_of(transform, f"{gemm}_transform", self.random, x.device)

@@ -174,10 +174,11 @@ def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
 def gaussian_quality(cast: Cast) -> dict[str, float]:
     """Return `quality` of a million fixed N(0, 1) numbers, on the CPU; stochastic rounding is drawn once.
 
-    There are 1024 columns, or as many more as whole blocks need.
+    There are 1024 rows and columns, or as many more as whole blocks need.
     """
-    rows, block_size = GAUSSIAN_SIZE, cast.block_size or 1
+    block_size = cast.block_size or 1
     columns = -(-GAUSSIAN_SIZE // block_size) * block_size
+    rows = columns if cast.two_dimensional else GAUSSIAN_SIZE
     x = torch.randn((rows, columns), generator=torch.Generator().manual_seed(GAUSSIAN_SEED))
     key = torch.tensor(stream_key(GAUSSIAN_SEED, "gaussian"))
     draws = Draws(key, torch.zeros(2, dtype=torch.int64)) if is_random(cast) else None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mxstudy import config
 from mxstudy.config.model import BLOCKS
+from mxstudy.model.random_streams import move_to
 from mxstudy.probes.gradient_bias import WHOLE
 from mxstudy.reader import plain, require
 from mxstudy.students.probes.bias import PerReplica, gradient_bias
@@ -47,6 +48,7 @@ class StackProbes:
         }
         if not due:
             return []
+        move_to(self.stack.model, self.stack.starts + self.stack.step, 0)  # to the random bits of the coming step
         batch = self.stack.batch()
         return [{"step": step, "probe": name, "values": values} for name, values in self.measured(due, step, *batch)]
 
@@ -103,7 +105,7 @@ def fp32_twin(run: config.StudentTeacher) -> config.StudentTeacher:
     `own_noise` is off: the twin has the label noise of runs without it.
     """
     values = plain(run)
-    values["precision"]["schedule"] = [{"from_step": 0, "plan": {BLOCKS: "fp32"}}]
+    values["precision"] = plain(run.precision.with_plan({BLOCKS: "fp32"}))
     values["student"] |= {"gain": "fp32", "vector_ops": "fp32", "norm_ops": None}
     values["teacher"] |= {"quantized": False, "from_disk": False}
     values["own_noise"] = False

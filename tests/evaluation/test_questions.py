@@ -82,6 +82,8 @@ def test_shots_of_a_file_and_of_mmlu(tmp_path: Path) -> None:
 def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="'piqua' is not a task; did you mean 'piqa'"):
         check(Evaluation(tasks=("piqua",)))
+    with pytest.raises(ConfigError, match=r"^tasks: names no task"):
+        Evaluation(tasks=())
     with pytest.raises(ConfigError, match=r"has no piqa.validation\*.jsonl"):
         build_questions("piqa", "cf", Evaluation(data_dir=str(tmp_path)))
     with pytest.raises(ConfigError, match="is not a folder"):

@@ -212,3 +212,13 @@ def test_compiled_equals_eager_of_half_precision() -> None:
     x = torch.tensor(every_kind("E4M3", 32, per_kind=32, seed=11))
     for half in (x.bfloat16(), x.half()):
         assert_same_bits(torch.compile(fake_quantize, fullgraph=True)(half, "E4M3"), fake_quantize(half, "E4M3"))
+
+
+def test_fake_quantize_has_the_straight_through_gradient() -> None:
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    dy = torch.randn(4, 64)
+    y = fake_quantize(x, "E4M3")
+    y.backward(dy)
+    assert_same_bits(y.detach(), fake_quantize(x.detach(), "E4M3"))
+    assert x.grad is not None
+    assert_same_bits(x.grad, dy)

@@ -13,9 +13,10 @@ from each import each
 
 from mxstudy import config
 from mxstudy.config import Gemms
+from mxstudy.model.linear import NormLinear
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.gradient_bias import GradientBias, compare, squared_norms
-from mxstudy.probes.shadow import shadow_gradients
+from mxstudy.probes.shadow import borrowed, shadow_gradients
 from mxstudy.train.loop import TrainingRun, train_step
 
 QUANTITIES = ("ratio", "squared_ratio", "cosine", "norm_ratio")
@@ -86,3 +87,21 @@ def test_the_weights_are_those_after_the_step() -> None:
     run.optimizer.zero_grad(set_to_none=True)
     train_step(run, 1)
     assert GradientBias(config.GradientBias(every_steps=1)).measure(view)["model/ratio"] != values["model/ratio"]
+
+
+def test_the_pass_in_fp32_estimates_from_the_blocks_of_the_run() -> None:
+    """A transform spreads an outlier over its block, and so changes what MXNorm estimates."""
+    cast = config.Cast(format="E4M3")
+    rotated = Gemms(forward_x=cast, forward_w=cast, forward_transform=config.Hadamard(size=32))
+    schedule = (config.PrecisionRow(plan={"layers.*": "rotated"}),)
+    precision = config.Precision(schedule=schedule, recipes={"rotated": rotated})
+    run, _ = tiny.build(replace(tiny.CONFIG, norm=tiny.MXNORM, precision=precision))
+    linear = next(
+        module for module in run.model.modules() if isinstance(module, NormLinear) and any(module.gemms.casts())
+    )
+    x = torch.randn(4, linear.norm.size, generator=torch.Generator().manual_seed(0))
+    x[:, 5] *= 30
+    own = linear.rms(x)
+    assert not torch.allclose(own, linear.norm.rms(x), rtol=0.1)  # without the transform
+    with borrowed(run.model, Gemms(), torch.float32):
+        assert torch.equal(linear.rms(x), own)

@@ -227,3 +227,8 @@ def test_the_gaussian_takes_nothing_from_the_global_generator() -> None:
     before = torch.get_rng_state()
     gaussian_quality(Cast(format="E2M1").filled(BlockCast()))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_square_blocks_that_divide_no_1024_rows_are_measured_as_well() -> None:
+    wide, usual = (gaussian_quality(replace(e4m3(block_size=size), two_dimensional=True)) for size in (48, 32))
+    assert wide["sqnr_db"] == pytest.approx(usual["sqnr_db"], abs=0.5)

@@ -164,3 +164,25 @@ def test_what_cannot_be_changed() -> None:
     redrawn = parent(teacher={"kind": "code", "redrawn": True})
     with pytest.raises(ConfigError, match="targets: the parent's are redrawn already"):
         changed(redrawn, Intervention(targets="redrawn"))
+
+
+OWN = {"plan": {"layers.*": "mine"}}
+OWN_RECIPE = {"mine": {"forward_x": {"format": "E4M3"}, "forward_w": {"format": "E4M3"}}}
+
+
+def test_another_plan_leaves_out_the_recipes_that_it_does_not_use() -> None:
+    run = parent(precision={"schedule": [OWN], "scale_rule": "floor", "recipes": OWN_RECIPE})
+    fork = changed(run, Intervention(plan={"layers.*": "mxfp8"}))
+    assert (fork.precision.recipes, fork.precision.scale_rule) == ({}, "floor")
+    assert changed(run, Intervention(plan={"layers.*": "mxfp8", "layers.0.*": "mine"})).precision.recipes.keys() == {
+        "mine"
+    }
+
+
+def test_an_intervention_that_changes_nothing_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"intervention: changes nothing, because the parent has the same .*scale_rule"
+    ):
+        changed(parent(), Intervention(gain="bf16", scale_rule="floor"))
+    assert changed(parent(), Intervention()) == parent()  # the control
+    assert changed(parent(), Intervention(gain="bf16", new_optimizer=True)) == parent()

@@ -234,3 +234,27 @@ def test_blocks_must_divide_what_is_seen_in_them() -> None:
 def test_probes_do_not_change_the_fingerprint() -> None:
     run = settings()
     assert config.fingerprint(run, "cpu", {}) == config.fingerprint(quietly(run), "cpu", {})
+
+
+STOCHASTIC = {"schedule": [{"plan": {"layers.*": "mxfp4"}}], "rounding": "stochastic"}
+
+
+def test_a_probe_draws_the_random_bits_of_the_coming_step_before_and_after_a_resume() -> None:
+    """So its values are the same, and its own gradient is the one that the training takes."""
+    run = settings(
+        precision=STOCHASTIC, probe=plain(config.StudentProbes(gradient_bias=config.StudentGradientBias(every_steps=2)))
+    )
+    stack = Stack(run, CPU)
+    probes = StackProbes(run.probe, stack, None)
+    for _ in range(4):
+        stack.train_step()
+    resumed = Stack(run, CPU)
+    for there, here in zip(resumed.state(), stack.state(), strict=True):
+        there.detach().copy_(here.detach())
+    assert StackProbes(run.probe, resumed, None).measure(4) == probes.measure(4) != []
+
+
+def test_the_twin_of_a_run_with_its_own_recipe_has_none() -> None:
+    mine = {"mine": {"forward_x": {"format": "E4M3"}}}
+    run = settings(precision={"schedule": [{"plan": {"layers.*": "mine"}}], "recipes": mine})
+    assert fp32_twin(run).precision.recipes == {}

@@ -73,14 +73,14 @@ def fork_points(fork: config.Fork, losses: np.ndarray) -> list[ForkPoint]:
 def changed(parent: config.StudentTeacher, intervention: config.Intervention) -> config.StudentTeacher:
     """Return the parent's config with the intervention's changes.
 
-    Raises ConfigError if the parent's precision changes during the run (a fork has only one), or if the targets are the
-    parent's already.
+    Raises ConfigError if the parent's precision changes during the run (a fork has only one), if the targets are the
+    parent's already, or if all settings that are given are.
     """
     values, new = plain(parent), {key: value for key, value in plain(intervention).items() if value is not None}
     if len(parent.precision.schedule) > 1:
         raise ConfigError("parent: its precision.schedule has several rows; fork a run that has only one")
     if "plan" in new:
-        values["precision"]["schedule"] = [{"from_step": 0, "plan": new["plan"]}]
+        values["precision"] = plain(parent.precision.with_plan(new["plan"]))
     if "vector_ops" in new:
         values["student"]["norm_ops"] = None
     for key in GROUPS.keys() & new.keys():
@@ -91,7 +91,13 @@ def changed(parent: config.StudentTeacher, intervention: config.Intervention) ->
         f"targets: the parent's are {new.get('targets')} already; set intervention.targets to null",
     )
     values["teacher"] |= targets
-    return cast(config.StudentTeacher, config.read_run(values))
+    fork = cast(config.StudentTeacher, config.read_run(values))
+    given = [key for key in new if key in GROUPS or key == "plan"]
+    require(
+        fork != parent or not given or intervention.new_optimizer or intervention.perturbed_weight is not None,
+        f"intervention: changes nothing, because the parent has the same {', '.join(given)}; change or omit it",
+    )
+    return fork
 
 
 def replay(stack: Stack, points: Sequence[ForkPoint], recorded: np.ndarray) -> dict[ForkPoint, ReplicaState]:
