@@ -274,8 +274,8 @@ def claim(job: Job) -> RunFolder:
     about = origin(job.config.study) | ({"backend": job.backend} if job.backend else {})
     if job.state == "resume":
         folder = RunFolder(job.folder)
-        drop_ticket(folder)
         folder.go_on(job.config, about)
+        drop_ticket(folder)  # the last step: without a ticket, nobody knows the run's queue
         return folder
     config, asked = job.config, list[Membership]()
     about |= {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}
