@@ -210,7 +210,7 @@ def compare(job: Job, there: Iterable[RunFolder], queues: Queues) -> Job:
         config = job.config
         with suppress(ConfigError):  # an unreadable config adds nothing to watch
             config = study.with_watched_of(found.config(), config)
-        return replace(job, config=config, folder=found.path, replaces=found.path)
+        return replace(job, config=config, folder=found.path, state="new", replaces=found.path)
     check_data(found, job.config)
     config = study.with_watched_of(found.config(), job.config) if state == "resume" else job.config
     return replace(job, config=config, folder=found.path, state=state)

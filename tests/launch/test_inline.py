@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_study import FakeStudy, existing, seeds
@@ -108,6 +109,20 @@ def test_what_another_process_runs_is_left_alone_and_not_done(
     assert "left alone: process 7 writes this run" in said
     assert "2 of 3 jobs are not done:" in said
     assert not (jobs[1].folder / "error.log").exists()
+
+
+@pytest.mark.parametrize("answer", [{"rerun": True}, {"stale": "rerun"}])
+def test_what_another_process_ended_meanwhile_is_trained_again_if_that_was_asked_for(
+    tmp_path: Path, study: FakeStudy, answer: dict[str, Any]
+) -> None:
+    theirs = existing(plan(seeds(tmp_path, 1)), state="running", host=socket.gethostname())
+    with theirs.lock():
+        (job,) = plan(seeds(tmp_path, 1, probe={"norm_output_rms": {"every_steps": 5}}, **answer))
+    assert job.state == "running"
+    theirs.update(state="finished")
+    assert inline.run_jobs([job]) == 0
+    assert len(study.ran) == 1
+    assert len(list(theirs.path.parent.glob("*.old-1"))) == 1
 
 
 @pytest.mark.parametrize("damage", ["torn", "unsuitable", "full disk"])
