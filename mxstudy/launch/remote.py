@@ -76,7 +76,7 @@ class Claimed(NamedTuple):
 
 
 def claim_all(jobs: Sequence[Job]) -> list[Claimed]:
-    """Make each job's folder with its config. Raises RunLocked, ConfigError or OSError; then all is as it was."""
+    """Make each job's folder with its config. Raises RunLocked, ConfigError or OSError; then none is claimed."""
     undo = [undo_of(job) for job in jobs]
     for kind in {job.config.study for job in jobs}:
         origin(kind)  # here, because else each thread would begin with it
@@ -97,7 +97,7 @@ def claim_all(jobs: Sequence[Job]) -> list[Claimed]:
 
 
 def submit(claimed: Sequence[Claimed], settings: Local | Slurm) -> None:
-    """Submit each job, and write its ticket. Raises ConfigError or OSError; then no job is in a queue without ticket.
+    """Submit each job, and write its ticket. Raises ConfigError or OSError; what is in no queue is then given up.
 
     `check_asked` has found that the settings suit the jobs.
     """
@@ -144,20 +144,22 @@ def cancel_lost(tickets: Iterable[Written], error: Exception) -> None:
 
     A queue on this machine is told by the ticket alone, so its jobs go on. A line for each job says what became of it.
     """
-    for each in (each for each in tickets if each.writing.exception() is not None):
-        fate = "wait for its end before you launch the run again"
-        if isinstance(each.ticket.settings, Slurm):
-            try:
-                queues.cancel([each.ticket])
-                fate = "it was cancelled"
+    lost = [each for each in tickets if each.writing.exception() is not None]
+    fate = "wait for its end before you launch the run again"
+    if lost and isinstance(lost[0].ticket.settings, Slurm):
+        try:
+            queues.cancel([each.ticket for each in lost])
+            fate = "it was cancelled"
+            for each in lost:
                 record(each.folder, error)
-            except queues.QueueError as refused:
-                fate = f"cancel it before you launch the run again ({refused})"
+        except queues.QueueError as refused:
+            fate = f"cancel it before you launch the run again ({refused})"
+    for each in lost:
         say(f"{each.folder.path}: job {each.ticket.job_id} was submitted, but has no ticket; {fate}")
 
 
 def give_up(claimed: Iterable[Claimed], error: Exception) -> None:
-    """Record in each folder why it was not submitted, and undo the claim; a full disk may leave either undone."""
+    """Record in each folder why it was not submitted, and undo the claim, as far as a full disk allows."""
     for one in claimed:
         record(one.folder, error)
         with suppress(OSError):
@@ -165,7 +167,7 @@ def give_up(claimed: Iterable[Claimed], error: Exception) -> None:
 
 
 def record(folder: RunFolder, error: Exception) -> None:
-    with suppress(OSError):
+    with suppress(ConfigError, OSError):  # it must not hide the first error
         folder.update(state="failed", reason=f"{NOT_SUBMITTED}: {one_line(error)}")
 
 
