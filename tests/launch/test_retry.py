@@ -14,7 +14,7 @@ from commands import call
 from fake_slurm import FakeSlurm
 from fake_study import FakeStudy, seeds
 
-from mxstudy.config import Slurm
+from mxstudy.config import Local, Slurm
 from mxstudy.launch import commands, remote
 from mxstudy.launch.plan import claim, plan
 from mxstudy.launch.ticket import Ticket, ticket_of
@@ -200,6 +200,21 @@ def test_a_job_whose_ticket_cannot_be_written_is_cancelled(
     assert f"{runs['failed'].path}: job {job} was submitted, but has no ticket; {fate}" in capsys.readouterr().out
     assert runs["failed"].status().state == ("failed" if answers else "queued")
     assert runs["stopped"].status().state == "queued"
+
+
+def test_a_job_of_this_machine_whose_ticket_cannot_be_written_is_said_to_go_on(
+    tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill(ticket: Ticket, folder: RunFolder) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "F")
+
+    monkeypatch.setitem(remote.SUBMIT, Local, lambda *about: iter([("launch/0", "LOG")]))
+    monkeypatch.setattr(Ticket, "write", fill)
+    jobs = plan(seeds(tmp_path / "runs", 1))
+    with pytest.raises(OSError, match="No space left"):
+        remote.submit_jobs(jobs, Local())
+    assert f"{jobs[0].folder}: job launch/0 was submitted, but has no ticket; wait for" in capsys.readouterr().out
+    assert RunFolder(jobs[0].folder).status().state == "queued"
 
 
 def test_a_refused_launch_leaves_what_was_there(
