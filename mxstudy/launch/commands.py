@@ -15,7 +15,7 @@ from mxstudy.config import Local, Slurm, read_launcher
 from mxstudy.launch import queues, remote
 from mxstudy.launch.freeze import one_at_a_time
 from mxstudy.launch.plan import Job
-from mxstudy.launch.processes import gpus_per_node
+from mxstudy.launch.processes import check_asked, gpus_per_node
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.run_state import RunState, look, observe
 from mxstudy.launch.say import say
@@ -152,10 +152,15 @@ def changed(settings: Local | Slurm, changes: Mapping[str, Any]) -> Local | Slur
 
 
 def jobs_of(folders: Sequence[RunFolder], settings: Local | Slurm, cwd: str) -> list[Job]:
-    """Return the jobs of these folders, planned for where they will run, with paths relative to `cwd`."""
+    """Return the jobs of these folders, planned for where they will run, with paths relative to `cwd`.
+
+    Raises ConfigError if the current code, or the processes that the settings ask for, cannot run them.
+    """
     absolute = [RunFolder(folder.path.absolute()) for folder in folders]
     with planned_for(gpus_per_node(settings)), chdir(cwd):
-        return [job_of(folder) for folder in absolute]
+        jobs = [job_of(folder) for folder in absolute]
+        check_asked(jobs, settings)
+    return jobs
 
 
 def job_of(folder: RunFolder) -> Job:

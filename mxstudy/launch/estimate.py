@@ -17,6 +17,7 @@ from mxstudy.studies.protocol import Cost
 from mxstudy.tracking.folder import RunFolder
 
 OF_FLOPS = "FLOPs: forward and backward of the remaining steps, without validation, probes and recomputation."
+FORMS = {"samples": ".3g", "flops": ".3g", "gpu_hours": ",.2f"}  # how the values of a Cost are written
 
 
 def show(jobs: Sequence[Job], settings: Launcher) -> None:
@@ -27,13 +28,13 @@ def show(jobs: Sequence[Job], settings: Launcher) -> None:
     rows = [["what", "the same run as", "state", "GPUs", "tokens", "FLOPs", "GPU hours", "folder"]]
     for job in jobs:
         has_cost = job.fingerprint in costs
-        cells = columns(gpus[job.fingerprint], costs[job.fingerprint]) if has_cost else [""] * 4
+        cells = columns(gpus[job.fingerprint], [costs[job.fingerprint]]) if has_cost else [""] * 4
         rows.append([job.label, "; ".join(job.also), job.state, *cells, str(job.folder)])
-    total = sum(costs.values(), Cost())
-    rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", "", *columns(sum(gpus.values()), total), ""])
+    together = columns(sum(gpus.values()), list(costs.values()))
+    rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", "", *together, ""])
     studies = [(study_of(job.config.study), job.config) for job in todo]
     notes = {note for study, config in studies for note in (study.gpu_hours_note(config), study.recomputation(config))}
-    of_flops = [OF_FLOPS] if total.flops else []
+    of_flops = [OF_FLOPS] if any(cost.flops for cost in costs.values()) else []
     print("\n".join([*aligned(rows), *backend_notes(todo), *of_flops, *sorted(notes - {""})]), flush=True)
 
 
@@ -46,10 +47,16 @@ def backend_notes(jobs: Sequence[Job]) -> list[str]:
     return [f"{labels[0] if len(labels) == 1 else f'{len(labels)} jobs'}: {note}" for note, labels in of_jobs.items()]
 
 
-def columns(gpus: int, cost: Cost) -> list[str]:
-    """Return the cells for GPUs, samples, FLOPs and GPU hours; an unknown one is empty."""
-    hours = f"{cost.gpu_hours:,.2f}" if cost.gpu_hours else ""
-    return [str(gpus), f"{cost.samples:.3g}" if cost.samples else "", f"{cost.flops:.3g}" if cost.flops else "", hours]
+def columns(gpus: int, costs: Sequence[Cost]) -> list[str]:
+    """Return the cells for GPUs, and for samples, FLOPs and GPU hours of all the costs together."""
+    return [str(gpus), *(total([getattr(cost, name) for cost in costs], form) for name, form in FORMS.items())]
+
+
+def total(values: Sequence[float | None], form: str) -> str:
+    """Return the sum as text: empty if all values are unknown, and "at least" the known ones if some are."""
+    known = [value for value in values if value is not None]
+    text = format(sum(known), form) if any(known) else ""
+    return f"at least {text}" if text and len(known) < len(values) else text
 
 
 def gpus_of(job: Job, settings: Launcher) -> int:

@@ -15,7 +15,7 @@ from mxstudy.launch.say import say
 from mxstudy.launch.sweep import end, summarise
 from mxstudy.launch.threads import capped_threads
 from mxstudy.launch.worker import attempt, run_study
-from mxstudy.reader import one_line
+from mxstudy.reader import ConfigError, one_line
 from mxstudy.studies import study_of
 from mxstudy.tracking.folder import DONE, RunFolder, RunLocked
 from mxstudy.tracking.mlflow_mirror import mirror_of
@@ -68,20 +68,27 @@ def conclude(jobs: list[Job], summaries: Mapping[str, Summary], parents: Parents
 
 
 def claim_if_needed(planned: Job, parents: Parents, number: str) -> Job:
-    """Return the job with its current state, after claiming its folder if it is new or resumes."""
-    job = compare(planned, stored_runs(planned), Queues())  # another process may have run it since planning
-    say(f"{number} {job.label}  {job.folder}{remark(job)}")
-    if job.state not in (*DONE, *LEFT_ALONE):
-        try:
-            claim(job)
-            parents.tell(job)
-        except RunLocked as error:
-            job = left_alone(job, error)
-        except OSError as error:  # for example a full disk: the other jobs may still find room
-            say(f"failed: runs_dir: {job.folder} could not be made ({one_line(error)}); make room, or give another")
-            return replace(job, state="failed")
-    join(job)
-    return job
+    """Return the job with its current state, after claiming its folder if it is new or resumes.
+
+    An error is said, and its job has failed; the others may still run.
+    """
+    job = planned
+    try:
+        job = compare(planned, stored_runs(planned), Queues())  # another process may have run it since planning
+        say(f"{number} {job.label}  {job.folder}{remark(job)}")
+        if job.state not in (*DONE, *LEFT_ALONE):
+            try:
+                claim(job)
+                parents.tell(job)
+            except RunLocked as error:
+                job = left_alone(job, error)
+        join(job)
+        return job
+    except ConfigError as error:  # the run has been damaged, or made unsuitable, since planning
+        say(f"{number} {job.label}  failed: {error}")
+    except OSError as error:  # for example a full disk: the other jobs may still find room
+        say(f"failed: runs_dir: {job.folder} could not be made ({one_line(error)}); make room, or give another")
+    return replace(job, state="failed")
 
 
 def run_one(job: Job) -> str:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from mxstudy.launch.queues import QUEUE_LIST, QUEUE_LOCK
 from mxstudy.launch.say import say
 from mxstudy.launch.threads import threads_of
 from mxstudy.launch.ticket import is_cancelled
-from mxstudy.reader import require
+from mxstudy.reader import ConfigError, one_line, require
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.whole_files import replace_file
 
@@ -149,37 +150,57 @@ class Running:
 
 
 def run_queue(launch: Path) -> None:
-    """Start the jobs in order, `parallel` at a time, and record the state of each in QUEUE_LIST."""
+    """Start the jobs in order, `parallel` at a time, and record the state of each in QUEUE_LIST.
+
+    A job whose files cannot be read or written disturbs no other.
+    """
     plan = QueuePlan(**json.loads((launch / "jobs.json").read_text()))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     least = -(-plan.gpus * plan.parallel // plan.sharing)
     free = (visible.split(",") if visible else [str(n) for n in range(least)]) * plan.sharing
     waiting = list(plan.folders)
     running: dict[str, Running] = {}
+    said: set[str] = set()
     while waiting or running:
         while waiting and len(running) < plan.parallel:
             job_id = waiting.pop(0)
-            folder = RunFolder(Path(plan.folders[job_id]))
-            if is_cancelled(folder):
-                folder.update(state="cancelled")
-            else:
-                devices, free = free[: plan.gpus], free[plan.gpus :]
-                running[job_id] = Running(start(plan, job_id, devices), devices)
+            folder, devices = RunFolder(Path(plan.folders[job_id])), free[: plan.gpus]
+            with errors_said(job_id, said):
+                if is_cancelled(folder):
+                    folder.update(state="cancelled")
+                else:
+                    running[job_id] = Running(start(plan, job_id, devices), devices)
+                    del free[: plan.gpus]
         for job_id, job in list(running.items()):
             folder = RunFolder(Path(plan.folders[job_id]))
-            if is_cancelled(folder):
-                job.leave()
+            with errors_said(job_id, said):
+                if is_cancelled(folder):
+                    job.leave()
             if job.has_ended():
                 del running[job_id]
                 free = job.devices + free
-                mark_failed(folder, job.codes, plan.logs[job_id])
+                with errors_said(job_id, said):
+                    mark_failed(folder, job.codes, plan.logs[job_id])
         states = dict.fromkeys(running, "RUNNING") | dict.fromkeys(waiting, "PENDING")
-        replace_file(launch / QUEUE_LIST, json.dumps(states))
+        with errors_said(QUEUE_LIST, said):
+            replace_file(launch / QUEUE_LIST, json.dumps(states))
         time.sleep(POLL_S)
 
 
+@contextmanager
+def errors_said(what: str, said: set[str]) -> Iterator[None]:
+    """Print an error of the block, if it is not in `said` yet, and go on behind the block."""
+    try:
+        yield
+    except (ConfigError, OSError) as error:
+        line = f"{what}: {one_line(error)}"
+        if line not in said:
+            said.add(line)
+            print(line, flush=True)
+
+
 def start(plan: QueuePlan, job_id: str, devices: list[str]) -> list[subprocess.Popen[bytes]]:
-    """Start the processes of a job and return them; several get torchrun's variables."""
+    """Start the processes of a job and return them; several get torchrun's variables. On an OSError none is left."""
     command = f"exec {shlex.join([sys.executable, '-um', 'mxstudy.launch', 'work', plan.folders[job_id]])}"
     shell = ["bash", "-c", "\n".join(["set -e", *plan.setup, command])]
     environment = dict(os.environ)
@@ -192,10 +213,15 @@ def start(plan: QueuePlan, job_id: str, devices: list[str]) -> list[subprocess.P
         if plan.tasks > 1:
             world = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             world |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(plan.tasks))
-        with open(plan.logs[job_id], "ab") as log:
-            processes.append(
-                subprocess.Popen(shell, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment | world)
-            )
+        try:
+            with open(plan.logs[job_id], "ab") as log:
+                processes.append(
+                    subprocess.Popen(shell, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment | world)
+                )
+        except OSError:
+            for process in processes:
+                process.kill()  # it would wait for the missing ranks
+            raise
     return processes
 
 

@@ -210,7 +210,7 @@ def compare(job: Job, there: Iterable[RunFolder], queues: Queues) -> Job:
         config = job.config
         with suppress(ConfigError):  # an unreadable config adds nothing to watch
             config = study.with_watched_of(found.config(), config)
-        return replace(job, config=config, folder=found.path, replaces=found.path)
+        return replace(job, config=config, folder=found.path, state="new", replaces=found.path)
     check_data(found, job.config)
     config = study.with_watched_of(found.config(), job.config) if state == "resume" else job.config
     return replace(job, config=config, folder=found.path, state=state)
@@ -274,8 +274,8 @@ def claim(job: Job) -> RunFolder:
     about = origin(job.config.study) | ({"backend": job.backend} if job.backend else {})
     if job.state == "resume":
         folder = RunFolder(job.folder)
-        drop_ticket(folder)
         folder.go_on(job.config, about)
+        drop_ticket(folder)  # the last step: without a ticket, nobody knows the run's queue
         return folder
     config, asked = job.config, list[Membership]()
     about |= {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}

@@ -6,14 +6,15 @@ import os
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mxstudy.config.launcher import Local, Slurm
-from mxstudy.launch import local, slurm
+from mxstudy.launch import local, queues, slurm
 from mxstudy.launch.freeze import freeze_code, new_launch, one_at_a_time
 from mxstudy.launch.inline import catch_up
 from mxstudy.launch.parents import Parents
@@ -24,8 +25,8 @@ from mxstudy.launch.say import say
 from mxstudy.launch.sweep import end, summarise
 from mxstudy.launch.table import show, wait_for
 from mxstudy.launch.ticket import Ticket, ticket_of
-from mxstudy.reader import ConfigError
-from mxstudy.tracking.folder import DONE, RunFolder, replaced, runs_by_fingerprint
+from mxstudy.reader import ConfigError, one_line
+from mxstudy.tracking.folder import DONE, RunFolder, RunLocked, replaced, runs_by_fingerprint
 
 Submit = Callable[..., Iterator[tuple[str, str]]]
 NOT_SUBMITTED = "not submitted"
@@ -38,8 +39,8 @@ def submit_jobs(jobs: list[Job], settings: Local | Slurm) -> int:
     check_asked(jobs, settings)
     runs_dir = Path(jobs[0].config.runs_dir)
     with one_at_a_time(runs_dir):
-        queues, stored = Queues(), runs_by_fingerprint(runs_dir)
-        jobs = [compare(job, stored(job.fingerprint), queues) for job in jobs]
+        now, stored = Queues(), runs_by_fingerprint(runs_dir)
+        jobs = [compare(job, stored(job.fingerprint), now) for job in jobs]
         todo = [job for job in jobs if job.state in ("new", "resume")]
         claimed = claim_all(todo)
         parents = Parents(jobs)
@@ -75,52 +76,102 @@ class Claimed(NamedTuple):
 
 
 def claim_all(jobs: Sequence[Job]) -> list[Claimed]:
-    """Make each job's folder with its config. Raises RunLocked."""
-    undo = [put_back(job) for job in jobs]
+    """Make each job's folder with its config. Raises RunLocked, ConfigError or OSError; then none is claimed."""
+    undo = [undo_of(job) for job in jobs]
     for kind in {job.config.study for job in jobs}:
         origin(kind)  # here, because else each thread would begin with it
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        folders = list(threads.map(claim, jobs))
-    for job, folder in zip(jobs, folders, strict=True):
-        if job.state == "resume":  # a new folder is made in the state queued
-            folder.update(state="queued", reason=None)
-    return [Claimed(*each) for each in zip(jobs, folders, undo, strict=True)]
+        claims = [threads.submit(claim, job) for job in jobs]
+    each = zip(jobs, claims, undo, strict=True)
+    claimed = [Claimed(job, own.result(), undo) for job, own, undo in each if own.exception() is None]
+    try:
+        for own in claims:
+            own.result()  # raises the error of claiming
+        for one in claimed:
+            if one.job.state == "resume":  # a new folder is made in the state queued
+                one.folder.update(state="queued", reason=None)
+    except (RunLocked, ConfigError, OSError) as error:
+        give_up(claimed, error)
+        raise
+    return claimed
 
 
 def submit(claimed: Sequence[Claimed], settings: Local | Slurm) -> None:
-    """Submit each job, and write its ticket. Raises ConfigError."""
+    """Submit each job, and write its ticket. Raises ConfigError or OSError; what is in no queue is then given up.
+
+    `check_asked` has found that the settings suit the jobs.
+    """
     groups: dict[int, list[Claimed]] = defaultdict(list)
     for one in claimed:
         groups[tasks_per_node(one.job.config.study, settings)].append(one)
-    left = [one for group in groups.values() for one in group]
-    for tasks, group in groups.items():
-        runs_dir = Path(group[0].job.config.runs_dir)
-        launch, code = new_launch(runs_dir), freeze_code(runs_dir)
-        queued = SUBMIT[type(settings)]([one.folder for one in group], settings, launch, code, tasks)
-        try:
+    left = {one.folder.path: one for one in claimed}
+    tickets: list[Written] = []
+    try:
+        for tasks, group in groups.items():
+            runs_dir = Path(group[0].job.config.runs_dir)
+            launch, code = new_launch(runs_dir), freeze_code(runs_dir)
+            queued = SUBMIT[type(settings)]([one.folder for one in group], settings, launch, code, tasks)
             with ThreadPoolExecutor(AT_ONCE) as threads:
-                written = []
-                for job_id, log in queued:
-                    now_s = time.time()
+                for (job_id, log), one in zip(queued, group, strict=True):
                     ticket = Ticket(
                         settings=settings,
                         job_id=job_id,
                         launch=str(launch),
                         log=log,
-                        submitted_s=now_s,
+                        submitted_s=time.time(),
                         cwd=os.getcwd(),
                     )
-                    written.append(threads.submit(ticket.write, left.pop(0).folder))
-            for each in written:
-                each.result()  # raises the error of writing
-        except ConfigError as error:
-            for one in left:
-                one.folder.update(state="failed", reason=f"{NOT_SUBMITTED}: {error}")
-                one.undo()
-            raise
+                    folder = left.pop(one.folder.path).folder
+                    tickets.append(Written(ticket, folder, threads.submit(ticket.write, folder)))
+        for each in tickets:
+            each.writing.result()  # raises the error of writing
+    except (ConfigError, OSError) as error:
+        give_up(left.values(), error)
+        cancel_lost(tickets, error)
+        raise
 
 
-def put_back(job: Job) -> Callable[[], None]:
+class Written(NamedTuple):
+    """A ticket that is being written to a run's folder."""
+
+    ticket: Ticket
+    folder: RunFolder
+    writing: Future[None]
+
+
+def cancel_lost(tickets: Iterable[Written], error: Exception) -> None:
+    """Cancel the jobs whose ticket could not be written, because the next launch would submit their runs again.
+
+    A queue on this machine is told by the ticket alone, so its jobs go on. A line for each job says what became of it.
+    """
+    lost = [each for each in tickets if each.writing.exception() is not None]
+    fate = "wait for its end before you launch the run again"
+    if lost and isinstance(lost[0].ticket.settings, Slurm):
+        try:
+            queues.cancel([each.ticket for each in lost])
+            fate = "it was cancelled"
+            for each in lost:
+                record(each.folder, error)
+        except queues.QueueError as refused:
+            fate = f"cancel it before you launch the run again ({refused})"
+    for each in lost:
+        say(f"{each.folder.path}: job {each.ticket.job_id} was submitted, but has no ticket; {fate}")
+
+
+def give_up(claimed: Iterable[Claimed], error: Exception) -> None:
+    """Record in each folder why it was not submitted, and undo the claim, as far as a full disk allows."""
+    for one in claimed:
+        record(one.folder, error)
+        with suppress(OSError):
+            one.undo()
+
+
+def record(folder: RunFolder, error: Exception) -> None:
+    with suppress(ConfigError, OSError):  # it must not hide the first error
+        folder.update(state="failed", reason=f"{NOT_SUBMITTED}: {one_line(error)}")
+
+
+def undo_of(job: Job) -> Callable[[], None]:
     """Return a function that undoes `claim`: it restores the earlier ticket, or the run that was replaced."""
     folder = RunFolder(job.folder)
     ticket = ticket_of(folder) if job.state == "resume" else None

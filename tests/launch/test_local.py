@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import OWN_TEXT, SMALL, call, corpus, run_here
@@ -21,7 +24,7 @@ from mxstudy.config import Local
 from mxstudy.launch import local, worker
 from mxstudy.launch.freeze import PACKAGE, code_version, environment_of, freeze_code
 from mxstudy.launch.plan import claim, plan
-from mxstudy.launch.queues import Queues, local_jobs
+from mxstudy.launch.queues import QUEUE_LIST, Queues, local_jobs
 from mxstudy.launch.run_state import observe
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError
@@ -137,6 +140,23 @@ def test_processes_of_a_job_know_each_other(tmp_path: Path) -> None:
         assert (of["OMP_NUM_THREADS"], of["FROM_SETUP"]) == ("3", "yes")
 
 
+def test_a_job_that_cannot_start_all_its_processes_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, real = list[subprocess.Popen[bytes]](), subprocess.Popen
+
+    def start(*about: Any, **more: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        started.append(real(*about, **more))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    setup = ["exec sleep 60"]
+    one = local.QueuePlan({"j": "F"}, {"j": str(tmp_path / "log")}, gpus=0, parallel=1, tasks=2, threads=1, setup=setup)
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        local.start(one, "j", [])
+    assert started[0].wait(30) == -signal.SIGKILL
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("command", "reason"),
@@ -153,6 +173,39 @@ def test_a_process_that_dies_without_a_word_has_failed(
     for folder in folders:
         status = folder.status()
         assert (status.state, status.reason) == ("failed", f"{reason} ({tmp_path / 'log'})")
+
+
+@pytest.mark.integration
+def test_a_job_whose_files_are_gone_or_torn_disturbs_no_other(
+    tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first has no folder, the second a torn ticket, the third no room for its log; the list cannot be written."""
+    launch, folders = queued(tmp_path, study, f"bash -c 'touch {tmp_path}/begun-$RANDOM; exit 3'", 4)
+    shutil.rmtree(folders[0].path)
+    (folders[1].path / "job.json").write_text("{")
+    planned = json.loads((launch / "jobs.json").read_text())
+    planned["logs"]["launch/2"] = str(tmp_path / "missing" / "log")
+    (launch / "jobs.json").write_text(json.dumps(planned))
+    (launch / QUEUE_LIST).mkdir()
+    monkeypatch.setattr(local, "POLL_S", 0.01)
+    local.run_queue(launch)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in said] == [QUEUE_LIST, "launch/0", "launch/1", "launch/2"]
+    assert said[1].endswith(f"{folders[0].path}: is no run's folder; it has no status.json")
+    assert [folder.status().state for folder in folders[1:]] == ["queued", "queued", "failed"]
+    assert len(list(tmp_path.glob("begun-*"))) == 2
+
+
+@pytest.mark.integration
+def test_what_a_running_job_s_files_lack_neither_stops_nor_orphans_it(
+    tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local, "POLL_S", 0.01)
+    ticket = claim(plan(seeds(tmp_path / "runs", 0))[0]).path / "job.json"
+    launch, _ = queued(tmp_path, study, f"bash -c 'echo {{ > {ticket}; sleep 0.3; touch {tmp_path}/ended'")
+    local.run_queue(launch)
+    assert (tmp_path / "ended").exists()
+    assert len(capsys.readouterr().out.splitlines()) == 1  # however often it looked
 
 
 @pytest.mark.integration

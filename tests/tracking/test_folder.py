@@ -100,6 +100,12 @@ def test_a_damaged_status_is_a_clear_error(tmp_path: Path, content: str) -> None
         folder.status()
 
 
+def test_a_folder_without_a_status_is_no_run_s(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(ConfigError, match=rf"^{folder}: is no run's folder; it has no status\.json$"):
+            RunFolder(folder).status()
+
+
 def test_a_damaged_config_is_a_clear_error(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     folder.config_path.write_text(folder.config_path.read_text().replace("hidden_size", "hiden_size"))
