@@ -74,7 +74,8 @@ class Student:
 class Teacher:
     """`kind`: the teacher of the paper's public code or of its text, or the code's with each layer's rows at RMS 1.
 
-    `quantized`: it runs in the student's precision, with GELU in bf16 by its tanh form, as in the code's MX runs.
+    `quantized`: it runs in the student's precision, with GELU in bf16 by its tanh form, as in the code's MX runs; where
+    that is random, it draws the numbers of step 0 in every step.
     `from_disk`: its stored targets contain noise, and each step adds noise again, so the variance doubles, as in the
     code's interventions. `redrawn`: its weights are not those of the data seed, as in the version of the code that its
     intervention scripts name.
