@@ -104,7 +104,7 @@ VALUES = [
     ("++train.nope=1", "train.nope: no such key; choose from"),
     ("tracking.uri=''", "tracking.uri: '' would be a file store"),
     ("evaluation.tasks=[nope] evaluation.every_steps=2", "evaluation.tasks: 'nope' is not a task; choose from"),
-    ("evaluation.tasks=[] evaluation.every_steps=2", "evaluation.tasks: the data of none of them can be loaded"),
+    ("evaluation.tasks=[] evaluation.every_steps=2", "evaluation.tasks: names no task; name at least one"),
     ("runs_dir=''", "runs_dir: must name a folder, not ''"),
     ("runs_dir=null", "runs_dir: None is not a string"),
     ('runs_dir="a\nb"', "runs_dir: must name a folder, not 'a\\nb'"),
