@@ -125,7 +125,7 @@ def test_a_loss_that_is_no_number_is_an_error_that_names_the_document(nats: floa
 def test_totals_by_hand() -> None:
     ln2 = math.log(2)
     rows = {"nats": [8 * ln2, 4 * ln2], "bytes": [4, 4], "characters": [4, 2], "tokens": [2, 1]}
-    totals = perplexity_tables.totals_of(pd.DataFrame(rows))
+    totals = perplexity.totals_of(pd.DataFrame(rows))
     assert totals == pytest.approx(
         {
             "nats_per_token": 4 * ln2,
@@ -139,7 +139,7 @@ def test_totals_by_hand() -> None:
             "documents": 2,
         }
     )
-    one = perplexity_tables.totals_of(pd.DataFrame(rows).iloc[:1])
+    one = perplexity.totals_of(pd.DataFrame(rows).iloc[:1])
     assert math.isnan(one["bits_per_byte_stderr"])
     assert one["bits_per_byte"] == pytest.approx(2.0)
 
