@@ -300,6 +300,15 @@ def test_the_training_run_has_the_loss_in_mlflow(asked: list[str], uri: str, cac
     assert "perplexity.json" in files
 
 
+def test_a_key_has_all_that_an_identity_depends_on(trained: RunFolder, tmp_path: Path) -> None:
+    """One file is cut in two for its validation split, and whole in a sweep's next job, with split=all."""
+    (tmp_path / "a.txt").write_text("the text of a file")
+    given = {"checkpoint": str(trained.path), "data": config.Files(format="text", paths=(str(tmp_path / "a.txt"),))}
+    cut, whole, train = (config.Perplexity(**given, split=split) for split in ("validation", "all", "train"))
+    assert STUDY.identity(cut) != STUDY.identity(whole)
+    assert STUDY.identity_key(cut) == STUDY.identity_key(train) != STUDY.identity_key(whole)
+
+
 @pytest.mark.slow
 def test_another_corpus_or_checkpoint_is_another_run(asked: list[str], trained: RunFolder, tmp_path: Path) -> None:
     first = STUDY.identity(settings(*asked))
