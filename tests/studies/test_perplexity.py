@@ -286,7 +286,9 @@ def test_a_single_document_has_no_interval() -> None:
 
 
 @pytest.mark.slow
-def test_the_training_run_has_the_loss_in_mlflow(asked: list[str], uri: str, cache: str, tmp_path: Path) -> None:
+def test_the_training_run_has_the_loss_in_mlflow(
+    asked: list[str], uri: str, cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", "runs_dir=runs", f"tracking.uri={uri}", cache)
     (training,) = find_runs(tmp_path / "runs")
     kept = [word for word in asked if not word.startswith(("checkpoint=", "tracking="))]
@@ -294,8 +296,10 @@ def test_the_training_run_has_the_loss_in_mlflow(asked: list[str], uri: str, cac
     (own,) = [one for one in find_runs(tmp_path / "runs") if one.path != training.path]
     bits = results.load([own.path], "perplexity")["bits_per_byte"][0]
     client = connect(uri)
-    for one in (training, own):
-        assert client.get_run(one.status().mlflow_run_id).data.metrics["perplexity/bits_per_byte"] == bits
+    monkeypatch.chdir(tmp_path)  # checkpoints are named from there on
+    digest = of_checkpoint.digest_of_questions(own)
+    for one, probe in ((training, f"perplexity_{digest}"), (own, "perplexity")):
+        assert client.get_run(one.status().mlflow_run_id).data.metrics[f"{probe}/bits_per_byte"] == bits
     files = {file.path for file in client.list_artifacts(own.status().mlflow_run_id)}
     assert "perplexity.json" in files
 
