@@ -13,13 +13,15 @@ import torch
 from mxstudy import config
 from mxstudy.config import read_run
 from mxstudy.config.model import BLOCKS
+from mxstudy.data.blends import manifests_in
 from mxstudy.data.content_hash import sha256_once
 from mxstudy.data.tokenizer import Tokenizer, load_pretrained
 from mxstudy.evaluation import hugging_face
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.reader import ConfigError, read, require
-from mxstudy.tracking.folder import RunFolder, latest_checkpoint
+from mxstudy.small_files import read_json
+from mxstudy.tracking.folder import MOVE_AWAY, RunFolder, latest_checkpoint
 from mxstudy.tracking.named_runs import named_run
 from mxstudy.train.checkpoint import load_weights, read_about, weight_shapes
 
@@ -30,7 +32,7 @@ class Trained:
 
     `model`: without the dropout of a training, so that all models are evaluated by the same backends.
     `shapes`: shapes of its weights, under our names. `data`: the data that it was trained on; None if unknown.
-    `seed`: the seed of its random signs.
+    `seed`: the seed of its random signs. `corpora`: the identities of the corpora in the shards of its training.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Trained:
     shapes: Mapping[str, torch.Size]
     data: config.TrainingData | None
     seed: int = 0
+    corpora: tuple[Mapping[str, Any], ...] = ()
 
 
 def find(text: str, runs_dir: Path) -> Path:
@@ -90,7 +93,15 @@ def native(path: Path) -> Trained:
     length, compute = trained.train.sequence_length, trained.train.compute
     model, shapes = replace(trained.model, dropout=0.0), weight_shapes(path)
     norm, precision = trained.norm, trained.precision
-    return Trained(name, model, norm, precision, compute, tokenizer, length, shapes, trained.data, trained.seed)
+    data, seed, corpora = trained.data, trained.seed, corpora_of(run)
+    return Trained(name, model, norm, precision, compute, tokenizer, length, shapes, data, seed, corpora)
+
+
+def corpora_of(run: RunFolder) -> tuple[Mapping[str, Any], ...]:
+    """Return the identities of the corpora that a run was trained on, or () if its shards.json is missing."""
+    path = run.path / "shards.json"
+    manifests = manifests_in(read_json(path, MOVE_AWAY)) if path.exists() else []
+    return tuple(manifest["corpus"] for manifest in manifests)
 
 
 def foreign(path: Path) -> Trained:

@@ -44,9 +44,9 @@ def check_data(folder: RunFolder, config: AnyRun) -> None:
 def check_code(folder: RunFolder, config: AnyRun, state: str, device_type: str) -> None:
     """Raise ConfigError, which names the changes, for a run that other code has made; `state`: that of its job.
 
-    A run without a checkpoint begins again, so it is never stale.
+    A run that keeps neither a checkpoint nor a table begins again, so it is never stale.
     """
-    if config.stale == "ok" or not (state in DONE or (state == "resume" and folder.checkpoint_steps())):
+    if config.stale == "ok" or not (state in DONE or (state == "resume" and folder.is_begun())):
         return
     if changed := changes_since(folder, config.study, device_type):
         what = TAKES["skip" if state in DONE else "resume"]

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from mxstudy.config import TrainedModelRun
+from mxstudy.config import TrainedModelRun, fingerprint
 from mxstudy.config.settings import unused_settings
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.checkpoints import Trained
@@ -18,7 +18,8 @@ from mxstudy.evaluation.pool import Pool, devices_of
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.model.backends import backends_of
 from mxstudy.model.describe_precision import describe
-from mxstudy.reader import changed
+from mxstudy.reader import ConfigError, changed
+from mxstudy.studies import study_of
 from mxstudy.studies.protocol import Identity, Keyed, Study, Uses, on_planned_device, unused_messages
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Row, read_journal, replace_journal
@@ -129,11 +130,26 @@ def finish(config: TrainedModelRun, folder: RunFolder, label: str) -> None:
 def tell_training_run(config: TrainedModelRun, folder: RunFolder) -> str | None:
     """Add the journal's rows to the run that trained the model, if the tracking store has that run.
 
-    This is only for the model as it was trained, not with another norm, precision or compute dtype. Rows that are there
-    already are not added twice. Returns None, or one line that says why it failed.
+    This is only for the model as it was trained, not with another norm, precision or compute dtype, and never for a
+    rehearsal. The probe's name ends with `digest_of_questions`, so that another corpus or number of shots has values of
+    its own. Rows that are there already are not added twice. Returns None, or one line that says why it failed.
     """
+    if folder.is_rehearsal:
+        return None
     as_trained = (config.norm, config.precision, config.compute) == (None, None, None)
     trained_in = RunFolder(checkpoints.find(config.checkpoint, Path(config.runs_dir)).parent.parent)
     if not as_trained or config.tracking.uri is None or not trained_in.status_path.exists():
         return None
-    return add_rows(config.tracking.uri, trained_in, read_journal(folder.journal_path))
+    try:
+        asked = digest_of_questions(folder)
+    except (ConfigError, OSError) as error:  # the questions have gone since; the run has its results all the same
+        return f"the training's run was not told: {error}"
+    rows = [row | {"probe": f"{row['probe']}_{asked}"} for row in read_journal(folder.journal_path) if "probe" in row]
+    return add_rows(config.tracking.uri, trained_in, rows)
+
+
+def digest_of_questions(folder: RunFolder) -> str:
+    """Return six digits of the fingerprint that the run would have without its checkpoint."""
+    config = folder.config()
+    device_type, identity = study_of(config.study).identity(config)
+    return fingerprint(config, device_type, {**identity, "checkpoint": None})[:6]

@@ -21,7 +21,11 @@ PACKAGE = Path(__file__).parent.parent
 BY_COMMIT = Path(__file__).with_name("code_by_commit.json")  # `python tests/code_by_commit.py` writes it
 UNKNOWN = "unknown"
 
-MODEL = ("config", "numerics", "kernels", "blocks", "model", "distributed.py", "compat/torch_compiler.py")
+COMPAT = ("torch_compiler.py", "torch_fsdp.py", "torch_grouped_mm.py", "torch_modules.py", "torchao.py")
+MODEL = (
+    *("config", "numerics", "kernels", "blocks", "model", "distributed.py"),
+    *(f"compat/{name}" for name in COMPAT),  # what those rooms import of compat
+)
 STUDENTS = (*MODEL, "data", "train", "students")
 TRAINED = (*MODEL, "data", "evaluation", "train/runtime.py", "studies/trained_model.py")
 

@@ -141,6 +141,10 @@ class RunFolder:
     def checkpoint_steps(self) -> list[int]:
         return [step_of(path) for path in checkpoints_in(self.checkpoints)]
 
+    def is_begun(self) -> bool:
+        """Return whether a checkpoint or a finished table is kept, with which an unfinished run would go on."""
+        return bool(self.checkpoint_steps()) or any(self.path.glob("tables/*.parquet"))
+
     def artifacts(self) -> list[Path]:
         """Return the files that describe this run and its results, the journal included but no checkpoints."""
         return sorted(path for pattern in ARTIFACTS for path in self.path.glob(pattern))
@@ -177,9 +181,12 @@ class RunFolder:
         values = plain(config) | {"experiment": self.config().experiment}  # the experiment that owns the folder
         replace_file(self.config_path, yaml_of(values))
         about = self.provenance()
-        if not self.checkpoint_steps():  # it begins again, so no result of the earlier code is left in it
+        earlier = about.get("resumed", [])
+        if not self.is_begun():  # it begins again, so nothing is left of earlier code, on an earlier backend
             about |= {key: provenance[key] for key in ("code", "code_files") if key in provenance}
-        self.set_provenance(about | {"resumed": [*about.get("resumed", []), provenance]})
+            about.pop("backend", None)
+            earlier = []
+        self.set_provenance(about | {"resumed": [*earlier, provenance]})
 
     def set_provenance(self, about: dict[str, Any]) -> None:
         replace_file(self.path / "provenance.json", json.dumps(about, indent=2))

@@ -130,6 +130,26 @@ def test_a_run_is_resumed_by_other_code_only_where_that_is_asked_for(tmp_path: P
         plan(seeds(tmp_path, 1))
 
 
+def test_a_run_that_would_go_on_from_tables_of_other_code_is_refused(tmp_path: Path, study: FakeStudy) -> None:
+    """An evaluation has no checkpoints, but a killed one goes on from its finished tables."""
+    folder = of_other_code(tmp_path, state="preempted")
+    (folder.path / "tables").mkdir()
+    (folder.path / "tables" / "samples_piqa_cf.parquet").touch()
+    with pytest.raises(ConfigError, match=r"stale: .*scales.*stale=ok goes on with today's code"):
+        plan(seeds(tmp_path, 1))
+    (again,) = plan(seeds(tmp_path, 1, stale="rerun"))
+    assert (again.state, again.replaces) == ("new", folder.path)
+    claim(plan(seeds(tmp_path, 1, stale="ok"))[0])
+    assert folder.code() == ", ".join(sorted([code_of("pretrain")["code"], other()["code"]]))
+
+
+def test_a_run_that_begins_again_twice_is_of_its_last_code_alone(tmp_path: Path, study: FakeStudy) -> None:
+    folder = of_other_code(tmp_path, state="preempted")
+    folder.set_provenance(folder.provenance() | {"resumed": [other() | {"torch": "2.0.0"}]})
+    claim(plan(seeds(tmp_path, 1))[0])
+    assert folder.code() == code_of("pretrain")["code"]
+
+
 def test_who_plans_for_another_machine_compares_no_gpu(
     tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

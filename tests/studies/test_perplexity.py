@@ -125,7 +125,7 @@ def test_a_loss_that_is_no_number_is_an_error_that_names_the_document(nats: floa
 def test_totals_by_hand() -> None:
     ln2 = math.log(2)
     rows = {"nats": [8 * ln2, 4 * ln2], "bytes": [4, 4], "characters": [4, 2], "tokens": [2, 1]}
-    totals = perplexity_tables.totals_of(pd.DataFrame(rows))
+    totals = perplexity.totals_of(pd.DataFrame(rows))
     assert totals == pytest.approx(
         {
             "nats_per_token": 4 * ln2,
@@ -139,7 +139,7 @@ def test_totals_by_hand() -> None:
             "documents": 2,
         }
     )
-    one = perplexity_tables.totals_of(pd.DataFrame(rows).iloc[:1])
+    one = perplexity.totals_of(pd.DataFrame(rows).iloc[:1])
     assert math.isnan(one["bits_per_byte_stderr"])
     assert one["bits_per_byte"] == pytest.approx(2.0)
 
@@ -286,7 +286,9 @@ def test_a_single_document_has_no_interval() -> None:
 
 
 @pytest.mark.slow
-def test_the_training_run_has_the_loss_in_mlflow(asked: list[str], uri: str, cache: str, tmp_path: Path) -> None:
+def test_the_training_run_has_the_loss_in_mlflow(
+    asked: list[str], uri: str, cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", "runs_dir=runs", f"tracking.uri={uri}", cache)
     (training,) = find_runs(tmp_path / "runs")
     kept = [word for word in asked if not word.startswith(("checkpoint=", "tracking="))]
@@ -294,10 +296,21 @@ def test_the_training_run_has_the_loss_in_mlflow(asked: list[str], uri: str, cac
     (own,) = [one for one in find_runs(tmp_path / "runs") if one.path != training.path]
     bits = results.load([own.path], "perplexity")["bits_per_byte"][0]
     client = connect(uri)
-    for one in (training, own):
-        assert client.get_run(one.status().mlflow_run_id).data.metrics["perplexity/bits_per_byte"] == bits
+    monkeypatch.chdir(tmp_path)  # checkpoints are named from there on
+    digest = of_checkpoint.digest_of_questions(own)
+    for one, probe in ((training, f"perplexity_{digest}"), (own, "perplexity")):
+        assert client.get_run(one.status().mlflow_run_id).data.metrics[f"{probe}/bits_per_byte"] == bits
     files = {file.path for file in client.list_artifacts(own.status().mlflow_run_id)}
     assert "perplexity.json" in files
+
+
+def test_a_key_has_all_that_an_identity_depends_on(trained: RunFolder, tmp_path: Path) -> None:
+    """One file is cut in two for its validation split, and whole in a sweep's next job, with split=all."""
+    (tmp_path / "a.txt").write_text("the text of a file")
+    given = {"checkpoint": str(trained.path), "data": config.Files(format="text", paths=(str(tmp_path / "a.txt"),))}
+    cut, whole, train = (config.Perplexity(**given, split=split) for split in ("validation", "all", "train"))
+    assert STUDY.identity(cut) != STUDY.identity(whole)
+    assert STUDY.identity_key(cut) == STUDY.identity_key(train) != STUDY.identity_key(whole)
 
 
 @pytest.mark.slow

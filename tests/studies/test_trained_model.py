@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from each import each
 
 from mxstudy.config import read_run
 from mxstudy.reader import ConfigError
+from mxstudy.studies import trained_model as of_checkpoint
 from mxstudy.tracking.folder import RunFolder
 
 EVALUATE = {"study": "evaluate", "checkpoint": "RUN"}
@@ -106,3 +109,34 @@ def test_what_does_not_fit_the_checkpoint_or_the_data_is_refused(
     with pytest.raises(ConfigError, match=message):
         validated(compose_job(f"+experiment={experiment}", *kept, *changed))
     assert sorted(here.iterdir()) == before
+
+
+@pytest.mark.integration
+def test_a_training_run_is_told_what_was_asked_and_nothing_by_a_rehearsal(
+    trained: RunFolder, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(
+        of_checkpoint, "add_rows", lambda uri, run, rows: told.extend(row["probe"] for row in rows if "probe" in row)
+    )
+
+    def tell(text: str, step: int, **choices: str) -> str | None:
+        Path("a.txt").write_text(text)
+        values = {"study": "perplexity", "split": "all", "checkpoint": str(trained.checkpoints / f"step_{step:08d}")}
+        data = {"kind": "files", "format": "text", "paths": ["*.txt"]}
+        config = read_run(values | {"data": data, "tracking": {"uri": "sqlite:///mlflow.db"}})
+        folder = RunFolder.create(here / f"{len(list(here.iterdir()))}", config, "a" * 64, {"choices": choices})
+        row = {"step": step, "probe": "perplexity", "time_s": 0.0, "values": {}}
+        folder.journal_path.write_text(json.dumps(row) + "\n")
+        if not text:
+            Path("a.txt").unlink()
+        return of_checkpoint.tell_training_run(config, folder)  # type: ignore[arg-type]
+
+    tell("a text", 10)
+    tell("a text", 5)
+    tell("another text", 10)
+    tell("a third text", 10, debug="tiny")
+    assert re.match(r"the training's run was not told: data\.paths: .*does not exist", tell("", 10) or "")
+    first, again, other = told
+    assert first == again != other
+    assert all(re.fullmatch("perplexity_[0-9a-f]{6}", name) for name in told)

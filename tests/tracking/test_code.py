@@ -14,6 +14,7 @@ from each import each
 from test_architecture import MODULES, imports, own_imports
 
 from mxstudy.config import STUDIES
+from mxstudy.studies.perplexity.run import totals_of
 from mxstudy.tracking import code
 from mxstudy.tracking.code import (
     BY_COMMIT,
@@ -120,6 +121,26 @@ def test_every_kind_of_run_has_its_files_and_they_are_there() -> None:
     assert decides("mine/norm.py", "evaluate")
     of_data = [path for path in code_of("prepare_data")["code_files"] if not path.startswith("data/")]
     assert not of_data, "a new room is in a row of DECIDES, or in DECIDED_BY_NONE"
+
+
+def test_what_computes_with_a_model_may_import_of_compat_only_what_decides() -> None:
+    rooms = ("numerics", "kernels", "blocks", "model")
+    used = {
+        own.removeprefix("mxstudy.").replace(".", "/") + ".py"
+        for module in MODULES
+        if module.startswith(tuple(f"mxstudy.{room}" for room in rooms))
+        for own in own_imports(module)
+        if own.startswith("mxstudy.compat.")
+    }
+    assert "compat/torch_grouped_mm.py" in used
+    kinds = DECIDES.keys() - {"prepare_data"}
+    assert [(path, kind) for path in sorted(used) for kind in sorted(kinds) if not decides(path, kind)] == []
+    assert not decides("compat/mlflow.py", "pretrain")
+
+
+def test_the_totals_of_a_perplexity_are_computed_in_a_file_that_decides() -> None:
+    path = Path(totals_of.__code__.co_filename).relative_to(PACKAGE).as_posix()
+    assert decides(path, "perplexity")
 
 
 RENAMED = {

@@ -20,9 +20,10 @@ QUICKSTART = {
 
 
 def began_on(folder: RunFolder, *backends: str | None) -> RunFolder:
-    """Return a run that began on each of these, with its resumptions."""
+    """Return a run that began on the first of these and went on, from a checkpoint, on each of the others."""
     first, *later = ({} if backend is None else {"backend": backend} for backend in backends)
     folder.set_provenance(folder.provenance() | first)
+    (folder.checkpoints / "step_00000001").mkdir(parents=True, exist_ok=True)
     for again in later:
         folder.go_on(folder.config(), provenance() | again)
     return folder
@@ -70,6 +71,12 @@ def test_nothing_is_said_of_arms_on_one_backend_nor_of_what_is_not_known(backend
 def test_a_folder_knows_every_backend_that_its_run_was_begun_on(folder: RunFolder) -> None:
     assert folder.backend() is None  # as in a run from before there were any
     assert began_on(folder, "fused", None, "reference").backend() == "fused, reference"
+
+
+def test_a_run_that_begins_again_is_on_its_new_backend_alone(folder: RunFolder) -> None:
+    folder.set_provenance(folder.provenance() | {"backend": "fused", "resumed": [{"backend": "native"}]})
+    folder.go_on(folder.config(), provenance() | {"backend": "reference"})
+    assert folder.backend() == "reference"
 
 
 @pytest.mark.integration

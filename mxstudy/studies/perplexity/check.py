@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from mxstudy.config import Corpus, Data, Files, Perplexity, blend_of
 from mxstudy.data import corpus
+from mxstudy.data.content_hash import sha256_once
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.reader import changed, require
 
@@ -32,7 +33,7 @@ class Windows(NamedTuple):
 def check_split(config: Perplexity, trained: Trained) -> None:
     """Raise ConfigError if the validation split may contain documents that the model was trained on.
 
-    A smaller validation fraction selects a subset of a larger one.
+    A smaller validation fraction selects a subset of a larger one. Files are recognised by their contents.
     """
     asked = config.data.validation_fraction
     require(
@@ -41,15 +42,15 @@ def check_split(config: Perplexity, trained: Trained) -> None:
     )
     if config.split != "validation" or trained.data is None:
         return
-    if isinstance(config.data, Files) and (
-        config.data.validation_paths or getattr(trained.data, "validation_paths", ())
-    ):
+    if isinstance(config.data, Files):
         require(
-            bool(config.data.validation_paths),
+            bool(config.data.validation_paths) or not getattr(trained.data, "validation_paths", ()),
             f"data.validation_paths: {trained.name} kept its validation_paths out of the training; name them, or use "
             "split=all for another corpus",
         )
-        return
+        check_files(config.data, trained)
+        if config.data.validation_paths:
+            return
     if type(config.data) in map(type, blend_of(trained.data).corpora.values()):
         held_out = trained.data.validation_fraction
         require(
@@ -57,6 +58,20 @@ def check_split(config: Perplexity, trained: Trained) -> None:
             f"data.validation_fraction: {asked} is more than the {held_out} that {trained.name} was trained without; "
             f"use data.validation_fraction={held_out}, or split=all for another corpus",
         )
+
+
+def check_files(data: Files, trained: Trained) -> None:
+    """Raise ConfigError if a file was trained on, unless the training split its file or files in the same way."""
+    for known in trained.corpora:
+        if known["kind"] == "files":
+            asked = corpus.LocalFiles(data)
+            is_split_alike = not asked.validation_paths and asked.is_cut == ("split" in known)
+            for path in asked.validation_paths or asked.paths:
+                require(
+                    is_split_alike or sha256_once(path) not in known["sha256"],
+                    f"split: {trained.name} was trained on {path}, which that training did not split in this way, so "
+                    "text of it may be known to the model; name the files of the training, or use split=all",
+                )
 
 
 def windows_of(config: Perplexity, trained: Trained) -> Windows:

@@ -27,7 +27,7 @@ from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.evaluation.windows import sliding_windows
 from mxstudy.studies.perplexity.check import Document, Windows, documents_of, windows_of
-from mxstudy.studies.perplexity.tables import show_totals, totals_of
+from mxstudy.studies.perplexity.tables import show_totals
 from mxstudy.studies.trained_model import described, finish, scoring, write_journal
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.whole_files import replace_file
@@ -103,6 +103,32 @@ def score(scorer: Scorer, tokenizer: Tokenizer, windows: Windows, documents: Seq
             "nats": nats,
         }
     )
+
+
+def totals_of(documents: pd.DataFrame) -> dict[str, float]:
+    """Return totals over the table's rows, one per document, and their ratios; perplexity is per token.
+
+    bits_per_byte is R = sum_i b_i / sum_i n_i, where document i has b_i bits (nats / ln 2) in n_i bytes. Its standard
+    error s is that of a ratio estimator over N documents (Cochran, Sampling Techniques, chapter 6),
+
+        s^2 = N / (N - 1) * sum_i (b_i - R n_i)^2 / (sum_i n_i)^2
+
+    and NaN for one document.
+    """
+    sums = {name: documents[name].sum().item() for name in ("nats", "tokens", "bytes", "characters")}
+    bits, sizes = documents["nats"].to_numpy() / math.log(2), documents["bytes"].to_numpy()
+    count, ratio = len(documents), bits.sum() / sizes.sum()
+    spread = math.sqrt(count / (count - 1) * ((bits - ratio * sizes) ** 2).sum()) if count > 1 else math.nan
+    nats_per_token = sums["nats"] / sums["tokens"]
+    return {
+        "nats_per_token": nats_per_token,
+        "perplexity": float(np.exp(nats_per_token)),
+        "bits_per_byte": float(ratio),
+        "bits_per_byte_stderr": spread / sums["bytes"],
+        "bits_per_character": float(bits.sum()) / sums["characters"],
+        **{name: sums[name] for name in ("tokens", "bytes", "characters")},
+        "documents": count,
+    }
 
 
 def record(config: Perplexity, folder: RunFolder, path: Path, trained: Trained, windows: Windows) -> None:

@@ -27,7 +27,7 @@ class PerplexityStudy(TrainedModelStudy[Perplexity]):
         )
 
     def identity_key(self, config: Perplexity) -> Hashable:
-        return config.checkpoint, config.runs_dir, config.device, config.data
+        return config.checkpoint, config.runs_dir, config.device, corpus_of(config)
 
     def identity(self, config: Perplexity) -> Identity:
         return identity_of(config, corpus=corpus.identity(corpus_of(config)))
