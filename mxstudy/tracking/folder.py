@@ -181,12 +181,10 @@ class RunFolder:
         values = plain(config) | {"experiment": self.config().experiment}  # the experiment that owns the folder
         replace_file(self.config_path, yaml_of(values))
         about = self.provenance()
-        earlier = about.get("resumed", [])
         if not self.is_begun():  # it begins again, so nothing is left of earlier code, on an earlier backend
+            about = {key: value for key, value in about.items() if key not in ("backend", "resumed")}
             about |= {key: provenance[key] for key in ("code", "code_files") if key in provenance}
-            about.pop("backend", None)
-            earlier = []
-        self.set_provenance(about | {"resumed": [*earlier, provenance]})
+        self.set_provenance(about | {"resumed": [*about.get("resumed", []), provenance]})
 
     def set_provenance(self, about: dict[str, Any]) -> None:
         replace_file(self.path / "provenance.json", json.dumps(about, indent=2))

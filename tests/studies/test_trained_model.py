@@ -74,7 +74,6 @@ OF_EITHER = [
 ]
 OF_QUESTIONS = [
     (["evaluation.tasks=[piqua]"], "'piqua' is not a task; did you mean 'piqa'"),
-    (["evaluation.tasks=[]"], "evaluation.tasks: the data of none of them can be loaded"),
     (["evaluation.data_dir=nowhere"], "nowhere is not a folder"),
     (["evaluation.tasks=[csqa]", "evaluation.shots=6"], "6 shots were asked for, but csqa.train has 5"),
 ]
