@@ -26,7 +26,7 @@ from lm_eval.api.model import LM
 from benchmarks.report import measured, options_of, show
 from benchmarks.timing import synchronize
 from mxstudy import config
-from mxstudy.config.model import BLOCKS
+from mxstudy.config.precision_plan import BLOCKS
 from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.evaluation import checkpoints, questions
 from mxstudy.evaluation.checkpoints import Trained

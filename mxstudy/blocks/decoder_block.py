@@ -145,8 +145,8 @@ class _BeforeAttention(torch.autograd.Function):
         qkv = planned(s.qkv, keys, places)
         made = heads_cast_both(dq, dk, dv, rope, *s.qkv.gradient_formats, s.cast)
         operands = gradient_operands(made, qkv)
-        of_x = dstream.flatten(0, 1), x, mean, rms
-        dx, dgain, dbias, dweight = norm_linear_backward(operands, *of_x, gain, bias, weight, qkv, s, Absmax(*absmax))
+        source, dstream_TD = NormInput(x, mean, rms, gain, bias), dstream.flatten(0, 1)
+        dx, dgain, dbias, dweight = norm_linear_backward(operands, dstream_TD, source, weight, qkv, s, Absmax(*absmax))
         return dx.view_as(dstream), dgain, dbias, dweight, None, None, None, None
 
 
@@ -189,11 +189,12 @@ class _AfterAttention(torch.autograd.Function):
         a, h, mean, rms, gain, bias, g, out, up, down, *rest = ctx.saved_tensors
         keys, absmax_out, absmax_up, absmax_down = rest[:4], Absmax(*rest[4:6]), Absmax(*rest[6:8]), Absmax(*rest[8:])
         s: FusedBlock = ctx.settings
+        source = NormInput(h, mean, rms, gain, bias)
         of_out, of_up, of_down = linears_of(s, keys)
         dgrad, wgrad = gradient_operands_of(dy, of_down, s.cast)
         dz = scaled_product(dgrad, dgrad_weight(down, of_down, dy, absmax_down.w))
         if g is None:
-            g = norm_linear_again(h, mean, rms, gain, bias, up, of_up, s, absmax_up, after=dz)
+            g = norm_linear_again(source, up, of_up, s, absmax_up, after=dz)
         *dg, z = activation_backward_cast_both(
             dz,
             g,
@@ -205,7 +206,7 @@ class _AfterAttention(torch.autograd.Function):
         z_wgrad = finish_operand(z, of_down, "wgrad_x", absmax_down.x)
         ddown = to_dtype(scaled_product(wgrad.T, z_wgrad), down.dtype)
         operands = gradient_operands((dg[0], dg[1]), of_up)
-        dx, dgain, dbias, dup = norm_linear_backward(operands, dy, h, mean, rms, gain, bias, up, of_up, s, absmax_up)
+        dx, dgain, dbias, dup = norm_linear_backward(operands, dy, source, up, of_up, s, absmax_up)
         dgrad, wgrad = gradient_operands_of(dx, of_out, s.cast)
         da = scaled_product(dgrad, dgrad_weight(out, of_out, dx, absmax_out.w))
         dout = scaled_product(wgrad.T, cast_operand(a, of_out, "wgrad_x", after=dx, absmax=absmax_out.x))
@@ -219,6 +220,20 @@ def linears_of(s: FusedBlock, keys: Sequence[Tensor | None]) -> tuple[PlannedLin
     return out, up, down
 
 
+class NormInput(NamedTuple):
+    """The input x of a norm, and what the norm makes of it: its mean if it centers, its RMS, and its parameters."""
+
+    x: Tensor
+    mean: Tensor | None
+    rms: Tensor
+    gain: Tensor
+    bias: Tensor | None
+
+    def parts(self, s: FusedBlock) -> dict[str, Tensor | None]:
+        """Return what a cast does to x before it casts; a gain that is folded into the weight is not part of it."""
+        return {"mean": self.mean, "rms": self.rms, "gain": None if s.fold_gain else self.gain, "bias": self.bias}
+
+
 def norm_linear(
     x: Tensor,
     branch: Tensor | None,
@@ -229,57 +244,41 @@ def norm_linear(
     s: FusedBlock,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Absmax]:
     """Return Q(norm(x + branch)) Q(W)^T, x + branch with its mean and rms, and the absmax that the backward reads."""
-    own = None if s.fold_gain else gain
+    own, folded = (None, gain) if s.fold_gain else (gain, None)
     plan = linear.plan.forward_x
     fmt = plan.fused_format if plan.is_fused else UNREAD
     y, _, total, mean, rms = norm_cast_both(x, own, s.norm, fmt, UNREAD, s.cast, bias=bias, branch=branch)
-    normed = {"mean": mean, "rms": rms, "gain": own, "bias": bias}
-    folded = gain if s.fold_gain else None
-    absmax = Absmax(shared_absmax(total, linear, "forward_x", **normed), weight_absmax(weight, linear, folded))
-    x_forward = Operand(y) if plan.is_fused else cast_operand(total, linear, "forward_x", absmax=absmax.x, **normed)
+    parts = NormInput(total, mean, rms, gain, bias).parts(s)
+    absmax = Absmax(shared_absmax(total, linear, "forward_x", **parts), weight_absmax(weight, linear, folded))
+    x_forward = Operand(y) if plan.is_fused else cast_operand(total, linear, "forward_x", absmax=absmax.x, **parts)
     w = forward_weight(weight, linear, absmax.w, folded)
     return scaled_product(x_forward, w.T), total, mean, rms, absmax
 
 
 def norm_linear_again(
-    x: Tensor,
-    mean: Tensor | None,
-    rms: Tensor,
-    gain: Tensor,
-    bias: Tensor | None,
-    weight: Tensor,
-    linear: PlannedLinear,
-    s: FusedBlock,
-    absmax: Absmax,
-    after: Tensor,
+    source: NormInput, weight: Tensor, linear: PlannedLinear, s: FusedBlock, absmax: Absmax, after: Tensor
 ) -> Tensor:
     """Return the product of `norm_linear` with the same bits, from what it saved, in the backward.
 
     `after`: as in `cast_one`.
     """
-    own, folded = (None, gain) if s.fold_gain else (gain, None)
-    normed = {"mean": mean, "rms": rms, "gain": own, "bias": bias}
-    y = cast_operand(x, linear, "forward_x", absmax=absmax.x, after=after, **normed)
+    folded = source.gain if s.fold_gain else None
+    y = cast_operand(source.x, linear, "forward_x", absmax=absmax.x, after=after, **source.parts(s))
     return scaled_product(y, forward_weight(weight, linear, absmax.w, folded, after).T)
 
 
 def norm_linear_backward(
     dh: tuple[Operand, Operand],
     dstream: Tensor,
-    x: Tensor,
-    mean: Tensor | None,
-    rms: Tensor,
-    gain: Tensor,
-    bias: Tensor | None,
+    source: NormInput,
     weight: Tensor,
     linear: PlannedLinear,
     s: FusedBlock,
     absmax: Absmax,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Return dx (the stream's gradient included), dgain, dbias and dW. `dh`: dgrad's and wgrad's operands of dH."""
-    dgrad, wgrad = dh
-    normed = {"mean": mean, "rms": rms, "gain": None if s.fold_gain else gain, "bias": bias}
-    y = cast_operand(x, linear, "wgrad_x", absmax=absmax.x, after=dgrad.values, **normed)
+    (dgrad, wgrad), (x, mean, rms, gain, bias) = dh, source
+    y = cast_operand(x, linear, "wgrad_x", absmax=absmax.x, after=dgrad.values, **source.parts(s))
     dweight = scaled_product(wgrad.T, y)
     if s.fold_gain:
         dweight = to_dtype(to_dtype(dweight, FP32) * to_dtype(gain, FP32), BF16)

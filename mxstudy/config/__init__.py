@@ -19,18 +19,7 @@ from mxstudy.config.data import (
 from mxstudy.config.evaluation import OLMES, Evaluation, EvaluationDuringTraining
 from mxstudy.config.fingerprint import SCHEMA_VERSION, fingerprint, hashed
 from mxstudy.config.launcher import LAUNCHERS, Inline, Launcher, Local, Slurm, read_launcher
-from mxstudy.config.model import (
-    Decoder,
-    LayerNorm,
-    Llama3RopeScaling,
-    MoE,
-    MXNorm,
-    Norm,
-    PostRoundMXNorm,
-    Precision,
-    PrecisionRow,
-    RMSNorm,
-)
+from mxstudy.config.model import Decoder, LayerNorm, Llama3RopeScaling, MoE, MXNorm, Norm, PostRoundMXNorm, RMSNorm
 from mxstudy.config.observation import (
     ActivationHistograms,
     GradientBias,
@@ -46,6 +35,7 @@ from mxstudy.config.observation import (
     Tracking,
     Weights,
 )
+from mxstudy.config.precision_plan import Precision, PrecisionRow
 from mxstudy.config.recipes import PRECISIONS
 from mxstudy.config.run import (
     STUDIES,

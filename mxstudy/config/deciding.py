@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args, get_origin
 
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, Cast, Hadamard
-from mxstudy.config.model import EARLIER_BACKENDS
+from mxstudy.config.precision_plan import EARLIER_BACKENDS
 from mxstudy.config.run import STUDIES, Run
 from mxstudy.reader import default_of, flatten, kinds_of, plain, type_hints
 

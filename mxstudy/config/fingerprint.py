@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mxstudy.config.model import EARLIER_BACKENDS, Precision
+from mxstudy.config.precision_plan import EARLIER_BACKENDS, Precision
 from mxstudy.config.run import Run
 from mxstudy.reader import default_of
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from mxstudy.config.data import Data, Tokenizer, TrainingData
 from mxstudy.config.evaluation import Evaluation, EvaluationDuringTraining
-from mxstudy.config.model import MOST_FEATURES, Decoder, Norm, Precision
+from mxstudy.config.model import MOST_FEATURES, Decoder, Norm
 from mxstudy.config.observation import Probes, Tracking
+from mxstudy.config.precision_plan import Precision
 from mxstudy.config.student import (
     Intervention,
     ResidualMLP,

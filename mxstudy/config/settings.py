@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from mxstudy.config.casts import BLOCKS_OWN, SETTINGS, Cast
-from mxstudy.config.model import Precision
+from mxstudy.config.precision_plan import Precision
 
 LACKS = {"scale_rule": "E8M0 scales to round by it", "block_size": "blocks", "pad": "blocks"}
 OF_THE_PLAN = ("head", "skip_blocks")  # settings that say where recipes apply

@@ -12,7 +12,7 @@ import torch
 
 from mxstudy import config
 from mxstudy.config import read_run
-from mxstudy.config.model import BLOCKS
+from mxstudy.config.precision_plan import BLOCKS
 from mxstudy.data.blends import manifests_in
 from mxstudy.data.content_hash import sha256_once
 from mxstudy.data.tokenizer import Tokenizer, load_pretrained

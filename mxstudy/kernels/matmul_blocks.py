@@ -6,12 +6,11 @@ import math
 
 from torch import Tensor, library
 
-from mxstudy.kernels.operators import BF16, launch
+from mxstudy.kernels.operators import BF16, ENOUGH, launch
 from mxstudy.numerics.gemms import Operand, common_block_size, gemm, gemm_dtype
 from mxstudy.numerics.grid import to_dtype
 
 TILES = ((128, 64, 8), (64, 64, 4))  # rows, columns and warps: large tiles, and small ones for small products
-ENOUGH = 128  # programs that keep a GPU of 132 multiprocessors busy; fewer large tiles than that become small ones
 
 
 def matmul_blocks(a: Operand, b: Operand) -> Tensor:

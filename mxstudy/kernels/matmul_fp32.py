@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from mxstudy.kernels.operators import launch, power_of_two_in
+from mxstudy.kernels.operators import ENOUGH, launch, power_of_two_in
 
 TILES = ((128, 32, 128), (64, 32, 64))  # rows, inner, columns: large tiles, and small ones for small products
-ENOUGH = 128  # programs that keep a GPU of 132 multiprocessors busy; fewer large tiles than that become small ones
 LEAST = 16  # the smallest tile side that a tensor core multiplies
 
 

@@ -22,6 +22,7 @@ KERNEL_RULES = ("floor", "ceil", "rceil", "even")
 ROUNDS = ("even", "away")
 KERNEL_FORMATS = ("E4M3", "E5M2", "E3M2", "E2M3", "E2M1", "E1M2")
 BF16, FP32 = torch.bfloat16, torch.float32
+ENOUGH = 128  # programs that keep a GPU of 132 multiprocessors busy; fewer large tiles than that become small ones
 UNREAD = "unread"  # in place of a format: no GEMM reads that operand, and it is an empty tensor
 
 

@@ -112,12 +112,7 @@ def plan(composed: list[Composed]) -> list[Job]:
                 identities[key] = study.identity(config)
             digest = fingerprint(config, *identities[key])
             if digest in jobs:
-                for probe in study.newly_on(jobs[digest].config, config):
-                    raise ConfigError(f"{probe}: is off in {jobs[digest].label}, which is the same run; set both alike")
-                for name in study.changed_questions(jobs[digest].config, config):
-                    raise ConfigError(f"{name}: differs in {jobs[digest].label}, which is the same run; set both alike")
-                if label not in (jobs[digest].label, *jobs[digest].also):
-                    jobs[digest] = replace(jobs[digest], also=(*jobs[digest].also, label))
+                jobs[digest] = also_asked(jobs[digest], config, label)
             else:
                 runs_dir = Path(config.runs_dir)
                 folder = runs_dir / config.experiment / digest[:NAME_LENGTH]
@@ -131,6 +126,16 @@ def plan(composed: list[Composed]) -> list[Job]:
             errors[str(error)].append(label)
     require(not errors, refusal(errors, len(composed)))
     return with_arms(list(jobs.values()))
+
+
+def also_asked(job: Job, config: AnyRun, label: str) -> Job:
+    """Return a planned job that another request asks for under that label. Raises ConfigError if it observes more."""
+    study = study_of(config.study)
+    found = dict.fromkeys(study.newly_on(job.config, config), "is off")
+    found |= dict.fromkeys(study.changed_questions(job.config, config), "differs")
+    for key, what in found.items():
+        raise ConfigError(f"{key}: {what} in {job.label}, which is the same run; set both alike")
+    return job if label in (job.label, *job.also) else replace(job, also=(*job.also, label))
 
 
 class Valid(NamedTuple):

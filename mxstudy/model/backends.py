@@ -19,7 +19,7 @@ from torch import nn
 
 from mxstudy.blocks.plans import PLAIN
 from mxstudy.config.casts import Gemms
-from mxstudy.config.model import EARLIER_BACKENDS
+from mxstudy.config.precision_plan import EARLIER_BACKENDS
 from mxstudy.kernels.native import why_not_native
 from mxstudy.model.fusable import Backend, Fusable, Target, is_plain, linears_in
 from mxstudy.model.linear import MXLinear

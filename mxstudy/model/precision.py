@@ -18,7 +18,7 @@ from torch import nn
 from mxstudy import config
 from mxstudy.blocks.plans import ANY
 from mxstudy.config.casts import OPERANDS, SETTINGS, TRANSFORMS, Cast, Gemms, Hadamard
-from mxstudy.config.model import BLOCKS
+from mxstudy.config.precision_plan import BLOCKS
 from mxstudy.config.settings import unused_settings, written
 from mxstudy.model.backends import apply_backends, plan_backends
 from mxstudy.model.decoder import Block

@@ -139,7 +139,7 @@ def quantize_as(
     if cast.outer_scale != "none":
         above = outer_scale(x, cast) if outer is None else as_scale(outer, x)
     if look_up(ROUNDINGS, str(cast.rounding), "rounding").draws:
-        require(draws is not None, f"rounding: {cast.rounding} needs random numbers; give quantize_as its draws")
+        require(draws is not None, f"rounding: {cast.rounding} is for linears, which have a seed; take even or away")
         assert draws is not None
         rows, columns = x.shape[-2:]
         u = tiles.split(uniform(draws, rows, columns, cast.random_bits), bool(cast.pad))

@@ -14,6 +14,7 @@ from mxstudy.reader import ConfigError, require
 
 EXPONENT_MASK = 0x7F800000  # of FP32; also the bits of infinity
 MAGNITUDE_MASK = 0x7FFFFFFF
+MANTISSA_MASK = 0x007FFFFF
 MANTISSA_BITS = 23
 
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from mxstudy.numerics.formats import FORMATS, SCALE_RULES, ElementFormat, look_up
-from mxstudy.numerics.grid import EXPONENT_MASK, MAGNITUDE_MASK, MANTISSA_BITS, round_to_grid
+from mxstudy.numerics.grid import EXPONENT_MASK, MAGNITUDE_MASK, MANTISSA_BITS, MANTISSA_MASK, round_to_grid
 
 NAN_BITS = 0x7FC00000
 HALF_MIN_NORMAL_BITS = 0x00400000  # 2^-127, an FP32 subnormal: E8M0 code 0
 NAN_SCALE = 0xFF
-MANTISSA_MASK = 0x007FFFFF
 E4M3 = FORMATS["E4M3"]
 MIN_NORMAL = 2.0**-126  # FP32's; as the least scale it prevents division by zero
 FP32_MAX = torch.finfo(torch.float32).max

@@ -101,7 +101,9 @@ def vectors_of(model: Decoder) -> Iterator[tuple[str, ProbedTensor]]:
 def as_probed(linear: MXLinear, values: Tensor, *casts: Cast | None) -> ProbedTensor:
     """Return the values with the cast to measure them by: the first with E8M0 block scales, else E4M3.
 
-    Stochastic rounding is replaced by rounding to even, because only the range is measured.
+    Of that cast its format, block size, scale rule, rounding, pre-rounding and padding are taken, not its statistic,
+    headroom, candidates or square blocks. Rounding to even replaces stochastic rounding, because only the range is
+    measured.
     """
     cast = next((cast for cast in casts if cast is not None and cast.scale == "E8M0"), None)
     fmt, base = ("E4M3", linear.cast) if cast is None else (cast.format, settings_of(cast))

@@ -37,6 +37,9 @@ from mxstudy.results.curves import draw_arm as draw_arm
 from mxstudy.results.curves import smoothed as smoothed
 from mxstudy.results.estimates import Estimate as Estimate
 from mxstudy.results.estimates import estimate as estimate
+from mxstudy.results.mixed_code import mixed_code as mixed_code
+from mxstudy.results.mixed_code import shared_fingerprint as shared_fingerprint
+from mxstudy.results.mixed_code import with_code
 from mxstudy.results.panels import draw_arms as draw_arms
 from mxstudy.results.panels import in_tokens as in_tokens
 from mxstudy.results.panels import legend as legend
@@ -51,7 +54,7 @@ from mxstudy.tracking.arm_colors import KNOWN as KNOWN
 from mxstudy.tracking.arm_colors import OTHERS as OTHERS
 from mxstudy.tracking.arm_colors import SHADES as SHADES
 from mxstudy.tracking.arm_colors import shaded as shaded
-from mxstudy.tracking.code import BESIDE, code_at, code_in, different_code
+from mxstudy.tracking.code import code_in
 from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import REHEARSALS as REHEARSALS
 from mxstudy.tracking.folder import RunFolder as RunFolder
@@ -156,38 +159,6 @@ def table_of(path: Path | str, kind: str) -> Path | None:
 
 def read_file(table: Path) -> pd.DataFrame:
     return read_benchmark(table) if table.suffix == ".json" else with_code(read_table(table)[0])
-
-
-def with_code(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of runs with a column `code`, filled by their commits if the table is older than that column."""
-    if "code" in frame or not {"commit", "dirty", "config.study"} <= set(frame):
-        return frame
-    rows = zip(frame["commit"], frame["dirty"], frame["config.study"], strict=True)
-    return frame.assign(code=[code_at(*row) for row in rows])
-
-
-def mixed_code(*runs: pd.DataFrame) -> str | None:
-    """Return a sentence that names the runs of these frames that different code made, or None if all have the same.
-
-    `runs`: rows of `load(paths, "runs")`, or of `load_code`. The code of a run is `code`, torch, Triton and the kind of
-    GPU. The replicas of a stack, and a run that two tables have, count once; two runs of one fingerprint count each, if
-    their commits or code differ. Different kinds of run are not compared. Runs of different code allow no verdict.
-    """
-    identity = ("fingerprint", "commit", "code", *BESIDE, "study", "config.study")
-    once = pd.concat([part[[column for column in identity if column in part]] for part in runs]).drop_duplicates()
-    if "code" not in once:
-        return None
-    return different_code(once.rename(columns={"config.study": "study"}).to_dict("records"))
-
-
-def shared_fingerprint(runs: pd.DataFrame) -> str | None:
-    """Return a fingerprint that runs of several commits share, or None if there is none.
-
-    Rows of steps, probes and answers name no commit, so those of such runs cannot be told apart.
-    """
-    once = runs.drop_duplicates([column for column in ("fingerprint", "commit") if column in runs])["fingerprint"]
-    shared = once[once.duplicated()]
-    return str(shared.iloc[0]) if len(shared) else None
 
 
 def load_code(paths: Sequence[Path | str]) -> pd.DataFrame:

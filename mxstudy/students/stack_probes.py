@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mxstudy import config
-from mxstudy.config.model import BLOCKS
+from mxstudy.config.precision_plan import BLOCKS
 from mxstudy.model.random_streams import move_to
 from mxstudy.probes.gradient_bias import WHOLE
 from mxstudy.reader import plain, require

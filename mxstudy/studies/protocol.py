@@ -17,8 +17,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from mxstudy.config import Run
 from mxstudy.config.evaluation import EvaluationDuringTraining
-from mxstudy.config.model import AnyNorm, Precision
+from mxstudy.config.model import AnyNorm
 from mxstudy.config.observation import Probes, Scheduled
+from mxstudy.config.precision_plan import Precision
 from mxstudy.config.settings import unused_settings
 from mxstudy.config.student import StudentProbes
 from mxstudy.config.texts import TextsDuringTraining

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mxstudy.config.model import EARLIER_BACKENDS
+from mxstudy.config.precision_plan import EARLIER_BACKENDS
 
 NAMED = 3  # arms of one backend that are listed by name; more are only counted
 THEN = " then from step {} "

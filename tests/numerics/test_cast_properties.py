@@ -140,7 +140,7 @@ def test_unknown_names_are_refused(call: object, arguments: dict[str, str], near
 
 @pytest.mark.parametrize("call", [quantize, fake_quantize])
 def test_a_rounding_that_draws_is_refused_without_random_numbers(call: object) -> None:
-    with pytest.raises(ConfigError, match="rounding: stochastic needs random numbers; give quantize_as its draws"):
+    with pytest.raises(ConfigError, match="rounding: stochastic is for linears, which have a seed; take even or away"):
         call(torch.ones(32), "E4M3", rounding="stochastic")
 
 

@@ -69,23 +69,12 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         on_first_rank(lambda: keep_inputs(folder, shards, tokenizer_of_run, config.train.verify))
         model = initial_model(config, device)
         optimizer = build_optimizer(model, config.optimizer)
-        fingerprint, keep_last = folder.status().fingerprint, config.checkpoint.keep_last
-        checkpoints = Checkpoints(folder.checkpoints, fingerprint, plain(config), keep_last)
-        latest = checkpoints.latest()
-        if latest:
-            materialize_state(optimizer)
         tensors = partial(state_tensors, model, optimizer)
-        start = checkpoints.load(latest, tensors()) if latest else 0
-        on_first_rank(lambda: check_journal(folder, start))
+        checkpoints, start = from_last_checkpoint(config, folder, optimizer, tensors)
         plan = set_precision(model, config, start, device)
-        described = describe(model, plan["precision"])
         about = parameters_of(model)
-        used = f", {about['active_parameters'] / 1e6:.1f} M of them active," if "active_parameters" in about else ""
-        report(f"{about['parameters'] / 1e6:.1f} M parameters{used} on {world_size()} x {device}\n{described}")
-        if again := recomputation(config):
-            report(again)
-        if config.train.all_gather == "mx" and world_size() == 1:
-            report("train.all_gather=mx: one process has all weights, so nothing is gathered")
+        for line in announced(config, about, device, describe(model, plan["precision"])):
+            report(line)
         batches = Batches(shards, sampling_of(config), config.train.sequence_length)
         for line in phases_of(batches.sampling) if len(shards) > 1 else ():
             report(line)
@@ -105,6 +94,30 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
             why = divergence(read_journal(folder.journal_path)) if state == "diverged" else None
             record_end(recorder, folder, state, why, leave)
     return state
+
+
+def from_last_checkpoint(
+    config: Pretrain, folder: RunFolder, optimizer: torch.optim.Optimizer, tensors: TensorsOf
+) -> tuple[Checkpoints, int]:
+    """Load the run's last checkpoint into its `tensors`, if it has one. Return its checkpoints and its next step."""
+    fingerprint, keep_last = folder.status().fingerprint, config.checkpoint.keep_last
+    checkpoints = Checkpoints(folder.checkpoints, fingerprint, plain(config), keep_last)
+    latest = checkpoints.latest()
+    if latest:
+        materialize_state(optimizer)
+    start = checkpoints.load(latest, tensors()) if latest else 0
+    on_first_rank(lambda: check_journal(folder, start))
+    return checkpoints, start
+
+
+def announced(config: Pretrain, about: Row, device: torch.device, described: str) -> Iterator[str]:
+    """Yield what a run prints before it trains: its size, its precision, and what it computes twice or not at all."""
+    used = f", {about['active_parameters'] / 1e6:.1f} M of them active," if "active_parameters" in about else ""
+    yield f"{about['parameters'] / 1e6:.1f} M parameters{used} on {world_size()} x {device}\n{described}"
+    if again := recomputation(config):
+        yield again
+    if config.train.all_gather == "mx" and world_size() == 1:
+        yield "train.all_gather=mx: one process has all weights, so nothing is gathered"
 
 
 def parameters_of(model: Decoder) -> Row:
