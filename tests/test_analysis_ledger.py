@@ -263,7 +263,7 @@ def test_a_data_seed_counts_with_all_runs_of_both_arms_or_not_at_all() -> None:
     ]
     found = of_students(Diverges((), MX, FP32, (depth,)), *stacks)
     assert (found.found.count, found.incomplete) == (4, 2)
-    assert found.note.startswith("8 of 32 diverged by step 8,500; 0 of 32 diverged")
+    assert found.note.startswith("8 of 32 diverged by step 8,500; baseline: 0 of 32 diverged")
 
 
 def test_settings_within_an_arm_are_named() -> None:

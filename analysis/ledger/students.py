@@ -46,7 +46,8 @@ class Diverges:
         units = [of_units(part, step, self.over, self.unstable) for part in parts]
         fractions = less(units).groupby(level=0).mean()
         happened = [by_now(part, step, self.unstable) for part in parts]
-        note = "; ".join(self.counts(part, one, step) for part, one in zip(parts, happened, strict=True))
+        said = [self.counts(part, one, step) for part, one in zip(parts, happened, strict=True)]
+        note = "; baseline: ".join(said)
         if self.baseline and not self.unstable:
             note += described(*parts)
         found = Effect(fractions, outcomes=tuple(happened))

@@ -16,6 +16,7 @@ from analysis.pages.language_models import PRETRAIN, SENSITIVITY
 from analysis.pages.learning_rate_window import WINDOW
 from analysis.pages.loads import DATA, EVALUATION, LAUNCH, PROBES
 from analysis.pages.marks import RESULTS, Parts, rewritten
+from analysis.pages.mixture_losses import MOE
 from analysis.pages.mixtures import MIXTURES
 from analysis.pages.pilot import DECISION
 from analysis.pages.reliability import CHECKPOINT, MIRROR, SOAK
@@ -23,7 +24,7 @@ from analysis.pages.shakespeare import SHAKESPEARE
 from analysis.pages.side_by_side import SIDE_BY_SIDE
 from analysis.pages.spike_pilot import SPIKE_PILOT
 from analysis.pages.spike_proxy import PROXY
-from analysis.pages.stated_lots import FP4, LR_PAIRED, MOE, OLMO_GAINS, RECIPE_23M
+from analysis.pages.stated_lots import FP4, LR_PAIRED, OLMO_GAINS, RECIPE_23M
 from analysis.pages.step_cost import TRAIN_STEP
 from analysis.pages.step_parts import PARTS
 from analysis.pages.student_ablations import STUDENT_ABLATIONS

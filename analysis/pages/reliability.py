@@ -173,6 +173,12 @@ def added_by_medians(name: str, what: str) -> str:
     return f"{100 * (one['with_median_s'] / one['without_median_s'] - 1):+.0f} %"
 
 
+def range_of(name: str, what: str, arm: str) -> str:
+    """Return the seconds of the fastest and the slowest round of an arm, with or without checksums."""
+    one = row(name, what=what)
+    return f"{one[f'{arm}_s']:.1f} to {one[f'{arm}_most_s']:.1f}"
+
+
 def settings(name: str, form: str) -> str:
     return form.format(**benchmark(name)["settings"])
 
@@ -193,6 +199,8 @@ CHECKPOINT: Parts = {
         for size, name in (("larger", SIZES[1]), ("whole", SIZES[2]))
         for said, what in (("save", "save"), ("load", "load from disk"))
     },
+    **{f"saves, whole, {arm}": partial(range_of, SIZES[2], "save", arm) for arm in ("with", "without")},
+    "rounds, smaller": partial(settings, SIZES[0], "{rounds}"),
     "save by medians, whole": partial(added_by_medians, SIZES[2], "save"),
     "checksums of a save": of_a_save,
     "command, smaller": partial(command, SIZES[0]),

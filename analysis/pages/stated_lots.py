@@ -54,16 +54,6 @@ GAINS = Question(
     },
     (),
 )
-MIXTURE = Question(
-    "moe",
-    "Does a mixture of experts end at bf16's loss in MXFP8?",
-    {
-        "bf16, RMSNorm": {PLAN: "bf16"},
-        "MXFP8, RMSNorm": {PLAN: "mxfp8", NORM: "rmsnorm"},
-        "MXFP8, MXNorm p=2": {PLAN: "mxfp8", NORM: "mxnorm_p2"},
-    },
-    (),
-)
 
 
 @cache
@@ -217,7 +207,6 @@ RECIPE_23M: Parts = {
     "finished again": partial(finished, RECIPE_AGAIN.sweep),
 }
 OLMO_GAINS: Parts = {**parts(GAINS.sweep), "arms": partial(arms, GAINS)}
-MOE: Parts = {**parts(MIXTURE.sweep), "arms": partial(arms, MIXTURE)}
 FP4: Parts = {
     **parts("fp4_recipes", *(of.sweep for of in CONTRADICTIONS)),
     **{f"arms of {of.sweep}": partial(arms, of) for of in CONTRADICTIONS},

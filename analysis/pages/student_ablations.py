@@ -9,10 +9,10 @@ import pandas as pd
 
 from analysis.ledger.instability import ACTIVATION, DEPTH
 from analysis.ledger.instability_runs import HEADS, MOMENTUM
-from analysis.pages.marks import Parts, rows_of
+from analysis.pages.marks import Parts, rows_of, share_of
 from analysis.pages.stated_lots import decided, verdicts
 from analysis.pages.student_lots import SPIKES, counted, lot, spikes_in_runs, table_of_arms
-from analysis.students.arms import middle_step, unstable
+from analysis.students.arms import middle_step, quartiles, unstable
 from analysis.units import DATA_SEED, Arm, chosen
 
 PAGE = "student_ablations"
@@ -27,6 +27,9 @@ OF: dict[str, tuple[str, Arm]] = {  # {arm: its tables in results/, its settings
     "SwiGLU, 3 layers": ("activations_and_norm", {ACTIVATION: "swiglu", DEPTH: 3}),
     SWIGLU: ("activations_and_norm", {ACTIVATION: "swiglu", DEPTH: 4}),
 }
+
+
+PAIRS = {"three layers": ("SwiGLU, 3 layers", "GELU, 3 layers"), "four layers": (SWIGLU, MAIN)}
 
 
 def runs_of(name: str, settings: Arm) -> pd.DataFrame:
@@ -51,6 +54,17 @@ def over_main_run(name: str) -> str:
     return f"{final(ARMS[name]()) / final(ARMS[MAIN]()):.3g} times"
 
 
+def of_seeds(name: str, other: str) -> pd.DataFrame:
+    """Return the runs of an arm with data seeds that another has as well."""
+    runs = ARMS[name]()
+    return runs[runs[DATA_SEED].isin(ARMS[other]()[DATA_SEED])]
+
+
+def median_of_all(name: str) -> str:
+    """Return the median final loss of all runs of an arm, diverged or not."""
+    return f"{quartiles(ARMS[name]()['loss'])[1]:.4f}"
+
+
 def median_step(name: str) -> str:
     return middle_step(ARMS[name]()["outcome.diverged_at"])
 
@@ -62,9 +76,14 @@ def first_loss() -> str:
     return f"{own.loc[own['step'] == own['step'].min(), 'loss'].median():.2f}"
 
 
-def jumping(name: str) -> str:
-    """Return how many runs of an arm have a loss over 100 times the one before."""
-    return str((ARMS[name]()["outcome.spikes"] > 0).sum())
+def jumping(name: str, other: str) -> str:
+    """Return how many runs have a loss over 100 times the one before, of data seeds that another arm has as well."""
+    return share_of(of_seeds(name, other)["outcome.spikes"] > 0)
+
+
+def first_jump() -> str:
+    """Return the first step with a loss over 100 times the one before, of all runs with SwiGLU."""
+    return f"{min(ARMS[name]()['outcome.first_spike'].min() for name, _ in PAIRS.values()):,.0f}"
 
 
 STUDENT_ABLATIONS: Parts = {
@@ -75,8 +94,15 @@ STUDENT_ABLATIONS: Parts = {
     **{f"step, {name}": partial(median_step, name) for name in (MAIN, ATTENTION)},
     **{f"loss, {name}": partial(lambda name: final_loss(ARMS[name]()), name) for name in (MAIN, PLAIN, WITH_MOMENTUM)},
     **{f"loss over the main run's, {name}": partial(over_main_run, name) for name in (PLAIN, WITH_MOMENTUM)},
-    **{f"runs, {name}": partial(lambda name: str(len(ARMS[name]())), name) for name in (MAIN, SWIGLU)},
-    **{f"jumping, {name}": partial(jumping, name) for name in (MAIN, SWIGLU)},
+    "loss of all, Adam": partial(median_of_all, MAIN),
+    "Adam's runs that stay down": lambda: share_of(~unstable(ARMS[MAIN]())),
+    **{
+        f"{said} with {layers}": partial(make, *arms)
+        for layers, (swiglu, gelu) in PAIRS.items()
+        for name, arms in (("SwiGLU", (swiglu, gelu)), ("GELU", (gelu, swiglu)))
+        for said, make in ((name, lambda one, other: counted(of_seeds(one, other))), (f"{name} jumping", jumping))
+    },
+    "first jump": first_jump,
     "first loss": first_loss,
     "data seeds of SwiGLU": lambda: str(ARMS[SWIGLU]()[DATA_SEED].nunique()),
 }

@@ -1,0 +1,65 @@
+"""Make the parts of the page about a mixture of experts: how its pairs of runs end, how its router spreads tokens."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from analysis.pages.language_models import NORM
+from analysis.pages.marks import Parts, rows_of, share_of
+from analysis.pages.stated_lots import arms, judged, parts, runs_of
+from analysis.stated import Question
+from analysis.statistics import Effect
+from analysis.units import PLAN, chosen
+from mxstudy.results import markdown
+
+MIXTURE = Question(
+    "moe",
+    "Does a mixture of experts end at bf16's loss in MXFP8?",
+    {
+        "bf16, RMSNorm": {PLAN: "bf16"},
+        "MXFP8, RMSNorm": {PLAN: "mxfp8", NORM: "rmsnorm"},
+        "MXFP8, MXNorm p=2": {PLAN: "mxfp8", NORM: "mxnorm_p2"},
+    },
+    (),
+)
+LAST = 780  # the last step at which the routing was measured
+
+
+def pairs() -> pd.Series:
+    """Return the differences of the logarithms of MXFP8's and bf16's loss, by pair of seeds."""
+    (one,) = judged(MIXTURE.sweep)
+    found = one.evidence.found if one.evidence else None
+    assert isinstance(found, Effect)
+    return found.units
+
+
+def routing() -> str:
+    """Return how the router spreads the tokens of a late step, by arm: means over seeds and layers."""
+    runs, measured = runs_of(MIXTURE.sweep), rows_of("routing", MIXTURE.sweep).query("step == @LAST")
+    assert runs is not None
+    cells = []
+    for name, arm in MIXTURE.arms.items():
+        own = measured[measured["fingerprint"].isin(runs.loc[chosen(runs, arm), "fingerprint"])]
+        if own.empty:
+            continue
+        loads = own.filter(like="/loads").stack()
+        busiest = [len(shares) * max(shares) for shares in loads]
+        idle, padding = own.filter(like="/idle").to_numpy(), own.filter(like="/padding").to_numpy()
+        cells.append((name, f"{np.mean(busiest):.2f}", f"{idle.sum():.0f}", f"{100 * padding.mean():.1f} %"))
+    columns = ("arm", "tokens of the busiest expert over a balanced share", "experts without a token", "padding")
+    return markdown(columns, cells, left=["arm"])
+
+
+MOE: Parts = {
+    **parts(MIXTURE.sweep),
+    "arms": partial(arms, MIXTURE),
+    "routing": routing,
+    "pairs below": lambda: share_of(pairs() < 0),
+    "pairs within": lambda: share_of(pairs().abs() <= 0.001),
+    "mean": lambda: f"{100 * pairs().mean():+.2f} %",
+    "least and most": lambda: f"{100 * pairs().min():+.2f} to {100 * pairs().max():+.2f} %",
+    "mean without the largest": lambda: f"{100 * pairs().sort_values().iloc[:-1].mean():+.2f} %",
+}
