@@ -43,7 +43,7 @@ SETTINGS = {  # numbers in a page's sentences that say how something was made or
     "approximation": ("1,024", "4,096", "0.99", "0.003"),
     "checkpoint": ("10 %",),
     "data": ("32,000",),
-    "findings": ("0.5", "0.005"),
+    "findings": ("0.5", "0.005", "9,000"),
     "kernels": ("0.90", "0.95", "4.8", "1,280", "8,192", "4,096", "65,536"),
     "learning_rate_window": ("0.22", "6,500", "7,000", "4,000"),
     "moe": ("0.1",),
@@ -55,7 +55,7 @@ SETTINGS = {  # numbers in a page's sentences that say how something was made or
     "shakespeare": ("1.47", "5,000"),
     "spike_proxy": ("30 %", "1,200", "0.4814", "0.4688"),
     "spike_search_23m": ("0.98", "0.999", "1 %"),
-    "student_ablations": ("0.22", "0.9", "2,048", "9,000"),
+    "student_ablations": ("0.22", "-0.22", "0.9", "2,048", "9,000"),
     "student_figures": ("1 %", "75 %", "0.875", "1,200", "4,800", "8,900", "2,000", "0.5"),
     "student_teacher": ("0.88", "1,000", "1,500", "2,000", "6,500", "8,500", "9,000"),
 }

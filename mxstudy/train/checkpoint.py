@@ -73,10 +73,10 @@ class Checkpoints:
             return path  # a step that diverges may already have its checkpoint
         try:
             temporary = on_first_rank(lambda: self._begin(path))
-            _save_tensors(temporary, tensors)
+            written = _save_tensors(temporary, tensors)
             with ThreadPoolExecutor(1) as thread:  # the disk writes while the checksums are computed
                 flushed = thread.submit(lambda: _sync(temporary) if is_first() else None)
-                checksums = checksums_of(temporary)
+                checksums = checksums_of(written)
             on_first_rank(flushed.result)
             on_first_rank(lambda: self._finish(temporary, path, step, checksums))
         except (CheckpointException, OSError) as error:
@@ -210,10 +210,13 @@ def _remedy(path: Path) -> str:
     return f"delete that folder to use the one before it, {before[-1]}" if before else "there is none before it"
 
 
-def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> dict[Path, dict[str, Tensor]]:
+    """Write the tensors, and return what this rank has written into which file."""
+    writer = StreamWriter(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns when it runs without a process group
-        dcp.save(tensors, storage_writer=StreamWriter(path), no_dist=not dist.is_initialized())
+        dcp.save(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
+    return writer.written
 
 
 def _load_tensors(path: Path, tensors: dict[str, Tensor], checksums: Checksums | None) -> None:

@@ -1,7 +1,8 @@
 """Checksums of the tensors in a checkpoint's safetensors files: recorded when it is written, compared when it is read.
 
-A checksum is XXH3-128 of a tensor's bytes in its file; `HEADER` is that of the file's header. With several ranks, each
-rank takes those of its share of the files; `checked_reader` compares them.
+A checksum is XXH3-128 of a tensor's bytes; `HEADER` is that of its file's header. It is taken from the tensor in
+memory, so that it also tells whether the file holds what was to be written. With several ranks, each takes those of the
+tensors that it wrote; `checked_reader` compares them.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import xxhash
+from torch import Tensor
 
-from mxstudy.distributed import on_all_ranks, rank, world_size
+from mxstudy.distributed import on_all_ranks
 
 HEADER = ""  # in place of a tensor's name
 THREADS = 8  # that read at the same time
@@ -42,21 +46,25 @@ class Piece(NamedTuple):
             return xxhash.xxh3_128_hexdigest(own)
 
 
-def checksums_of(folder: Path) -> Checksums:
-    """Return the checksums of all tensors in a checkpoint's files; all ranks must call it. Raises OSError."""
-    found: Checksums = {}
-    for part in on_all_ranks(lambda: own_share(folder)):
-        for piece, checksum in part:
-            found.setdefault(piece.path.name, {})[piece.tensor] = checksum
-    return found
+def checksums_of(written: Mapping[Path, Mapping[str, Tensor]]) -> Checksums:
+    """Return the checksums of all tensors in a checkpoint's files; all ranks must call it. Raises OSError.
+
+    `written`: the files that this rank has written, with their tensors, which are on the CPU and contiguous.
+    """
+    parts = on_all_ranks(lambda: {path.name: own_checksums(path, tensors) for path, tensors in written.items()})
+    return {file: checksums for part in parts for file, checksums in part.items()}
 
 
-def own_share(folder: Path) -> list[tuple[Piece, str]]:
-    """Return the checksums of all tensors in this rank's share of the files."""
-    files = sorted(folder.glob("*.safetensors"))[rank() :: world_size()]
-    pieces = [piece for path in files for piece in pieces_of(path)]
+def own_checksums(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the checksums of a file's header and tensors."""
+    header, *_ = pieces_of(path)
     with readers() as threads:
-        return list(zip(pieces, threads.map(Piece.checksum, pieces), strict=True))
+        found = zip(tensors, threads.map(checksum_in_memory, tensors.values()), strict=True)
+        return {HEADER: header.checksum()} | dict(found)
+
+
+def checksum_in_memory(tensor: Tensor) -> str:
+    return xxhash.xxh3_128_hexdigest(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def readers() -> ThreadPoolExecutor:

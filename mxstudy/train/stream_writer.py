@@ -25,6 +25,7 @@ class StreamWriter(HuggingFaceStorageWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder), save_distributed=True)
         self.folder = folder
+        self.written: dict[Path, dict[str, Tensor]] = {}  # this rank's file, with its tensors on the CPU
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         tensors = {item.index.fqn: on_cpu(cast(Tensor, planner.resolve_data(item))) for item in plan.items}
@@ -39,6 +40,7 @@ class StreamWriter(HuggingFaceStorageWriter):
             except SafetensorError as error:
                 raise OSError(str(error)) from error
             path.chmod(mode)
+            self.written[path] = tensors
         written: Future[list[WriteResult]] = Future()
         written.set_result([WriteResult(item.index, tensors[item.index.fqn].nbytes, None) for item in plan.items])
         return written

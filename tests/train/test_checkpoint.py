@@ -10,9 +10,10 @@ import pytest
 import tiny
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-from mxstudy.train import checked_reader, checksums
+from mxstudy.train import checked_reader, checksums, stream_writer
 from mxstudy.train import checkpoint as module
 from mxstudy.train.checkpoint import CheckpointError, Checkpoints, load_weights, state_tensors
 from mxstudy.train.loop import train_step
@@ -217,6 +218,19 @@ def test_a_flipped_bit_names_file_and_tensor_and_the_checkpoint_before_it(checkp
     else:
         with pytest.raises(CheckpointError, match=why):
             load_weights(path, run.model)
+
+
+def test_what_was_written_otherwise_than_it_was_in_memory_is_found(checkpoints, monkeypatch):
+    """The checksum is that of the tensor, not of the file that a disk or a driver has made of it."""
+
+    def write_wrongly(tensors, path, metadata):
+        save_file(tensors, path, metadata=metadata)
+        flip(path, path.stat().st_size - 1)
+
+    monkeypatch.setattr(stream_writer, "save_file", write_wrongly)
+    path = checkpoints.save(2, {"a": torch.arange(12.0)})
+    with pytest.raises(CheckpointError, match="tensor a has other bytes"):
+        checkpoints.load(path, {"a": torch.zeros(12)})
 
 
 def test_a_changed_header_is_no_checkpoint(checkpoints):
