@@ -36,6 +36,12 @@ def pairs() -> pd.Series:
     return found.units
 
 
+def within() -> str:
+    """Return how many pairs lie in the range that the claim's rule names."""
+    (one,) = judged(MIXTURE.sweep)
+    return share_of(pairs().between(one.claim.rule.reproduced.low, one.claim.rule.reproduced.high))
+
+
 def routing() -> str:
     """Return how the router spreads the tokens of a late step, by arm: means over seeds and layers."""
     runs, measured = runs_of(MIXTURE.sweep), rows_of("routing", MIXTURE.sweep).query("step == @LAST")
@@ -58,7 +64,7 @@ MOE: Parts = {
     "arms": partial(arms, MIXTURE),
     "routing": routing,
     "pairs below": lambda: share_of(pairs() < 0),
-    "pairs within": lambda: share_of(pairs().abs() <= 0.001),
+    "pairs within": within,
     "mean": lambda: f"{100 * pairs().mean():+.2f} %",
     "least and most": lambda: f"{100 * pairs().min():+.2f} to {100 * pairs().max():+.2f} %",
     "mean without the largest": lambda: f"{100 * pairs().sort_values().iloc[:-1].mean():+.2f} %",

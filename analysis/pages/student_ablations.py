@@ -11,7 +11,7 @@ from analysis.ledger.instability import ACTIVATION, DEPTH
 from analysis.ledger.instability_runs import HEADS, MOMENTUM
 from analysis.pages.marks import Parts, rows_of, share_of
 from analysis.pages.stated_lots import decided, verdicts
-from analysis.pages.student_lots import SPIKES, counted, lot, spikes_in_runs, table_of_arms
+from analysis.pages.student_lots import SPIKES, counted, lot, of_seeds, spikes_in_runs, table_of_arms
 from analysis.students.arms import middle_step, quartiles, unstable
 from analysis.units import DATA_SEED, Arm, chosen
 
@@ -54,10 +54,17 @@ def over_main_run(name: str) -> str:
     return f"{final(ARMS[name]()) / final(ARMS[MAIN]()):.3g} times"
 
 
-def of_seeds(name: str, other: str) -> pd.DataFrame:
-    """Return the runs of an arm with data seeds that another has as well."""
-    runs = ARMS[name]()
-    return runs[runs[DATA_SEED].isin(ARMS[other]()[DATA_SEED])]
+def count(name: str) -> str:
+    return counted(ARMS[name]())
+
+
+def count_of_seeds(name: str, other: str) -> str:
+    """Return how many runs diverged, of data seeds that another arm has as well."""
+    return counted(of_seeds(ARMS[name](), ARMS[other]()))
+
+
+def loss_of(name: str) -> str:
+    return final_loss(ARMS[name]())
 
 
 def median_of_all(name: str) -> str:
@@ -78,7 +85,7 @@ def first_loss() -> str:
 
 def jumping(name: str, other: str) -> str:
     """Return how many runs have a loss over 100 times the one before, of data seeds that another arm has as well."""
-    return share_of(of_seeds(name, other)["outcome.spikes"] > 0)
+    return share_of(of_seeds(ARMS[name](), ARMS[other]())["outcome.spikes"] > 0)
 
 
 def first_jump() -> str:
@@ -90,9 +97,9 @@ STUDENT_ABLATIONS: Parts = {
     "decided": partial(decided, PAGE),
     "verdicts": partial(verdicts, PAGE),
     "arms": partial(table_of_arms, ARMS, **{SPIKES: spikes_in_runs, "final loss": final_loss}),
-    **{name: partial(lambda name: counted(ARMS[name]()), name) for name in (MAIN, ATTENTION, PLAIN)},
+    **{name: partial(count, name) for name in (MAIN, ATTENTION, PLAIN)},
     **{f"step, {name}": partial(median_step, name) for name in (MAIN, ATTENTION)},
-    **{f"loss, {name}": partial(lambda name: final_loss(ARMS[name]()), name) for name in (MAIN, PLAIN, WITH_MOMENTUM)},
+    **{f"loss, {name}": partial(loss_of, name) for name in (MAIN, PLAIN, WITH_MOMENTUM)},
     **{f"loss over the main run's, {name}": partial(over_main_run, name) for name in (PLAIN, WITH_MOMENTUM)},
     "loss of all, Adam": partial(median_of_all, MAIN),
     "Adam's runs that stay down": lambda: share_of(~unstable(ARMS[MAIN]())),
@@ -100,7 +107,7 @@ STUDENT_ABLATIONS: Parts = {
         f"{said} with {layers}": partial(make, *arms)
         for layers, (swiglu, gelu) in PAIRS.items()
         for name, arms in (("SwiGLU", (swiglu, gelu)), ("GELU", (gelu, swiglu)))
-        for said, make in ((name, lambda one, other: counted(of_seeds(one, other))), (f"{name} jumping", jumping))
+        for said, make in ((name, count_of_seeds), (f"{name} jumping", jumping))
     },
     "first jump": first_jump,
     "first loss": first_loss,

@@ -18,6 +18,7 @@ from analysis.pages.student_lots import (
     findings,
     interval,
     lot,
+    of_seeds,
     shown,
     spikes_in_runs,
     table_of_arms,
@@ -26,7 +27,7 @@ from analysis.pages.student_lots import (
 from analysis.statistics import joint_level
 from analysis.students import arms as replicas
 from analysis.students.arms import REPLICA, middle_step, unstable
-from analysis.units import DATA_SEED, SEED, chosen
+from analysis.units import SEED, chosen
 
 GAIN_STEPS = (1200, 4800, 8900)
 CODE, TEXT = (f"MXFP8 as the text has it, teacher `{teacher}`" for teacher in ("code", "paper"))
@@ -159,17 +160,11 @@ LAST_BIN: Parts = {
     "at the end, MXFP8": lambda: f"{100 * filling('MXFP8')[1].median():.1f} %",
     "all full from and to": all_full_from_to,
     "largest rise": partial(largest_rise, TEXT),
-    "MXFP8, data seeds of the text": lambda: counted(of_seeds("MXFP8", CODE)),
+    "MXFP8, data seeds of the text": lambda: counted(of_seeds(ARMS["MXFP8"](), ARMS[CODE]())),
     "the text's minus MXFP8": partial(less, CODE, "MXFP8"),
     "teacher of the text": DECISIVE_ARMS["teacher of the text"],
     "MXFP8 minus FP32, alike": DECISIVE_ARMS["MXFP8 minus FP32"],
 }
-
-
-def of_seeds(name: str, other: str) -> pd.DataFrame:
-    """Return the runs of an arm with data seeds that another has as well."""
-    runs = ARMS[name]()
-    return runs[runs[DATA_SEED].isin(ARMS[other]()[DATA_SEED])]
 
 
 # ------------------------------------------------------------------------------------- figures 8 and 11: loss, weights

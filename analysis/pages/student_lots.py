@@ -91,6 +91,11 @@ def table_of_arms(arms: Mapping[str, Callable[[], pd.DataFrame]], **more: Callab
     return markdown(columns, cells, left=["arm", "data seeds x initial seeds", "95 %, Wilson", SPIKES])
 
 
+def of_seeds(runs: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs with data seeds that another arm has as well."""
+    return runs[runs[DATA_SEED].isin(other[DATA_SEED])]
+
+
 def spikes_in_runs(runs: pd.DataFrame) -> str:
     found = runs["outcome.spikes"]
     in_runs = (found > 0).sum()

@@ -63,15 +63,16 @@ def check_split(config: Perplexity, trained: Trained) -> None:
 def check_files(data: Files, trained: Trained) -> None:
     """Raise ConfigError if a file was trained on, unless the training split its file or files in the same way."""
     for known in trained.corpora:
-        if known["kind"] == "files":
-            asked = corpus.LocalFiles(data)
-            is_split_alike = not asked.validation_paths and asked.is_cut == ("split" in known)
-            for path in asked.validation_paths or asked.paths:
-                require(
-                    is_split_alike or sha256_once(path) not in known["sha256"],
-                    f"split: {trained.name} was trained on {path}, which that training did not split in this way, so "
-                    "text of it may be known to the model; name the files of the training, or use split=all",
-                )
+        if known["kind"] != "files":
+            continue
+        asked = corpus.LocalFiles(data)
+        is_split_alike = not asked.validation_paths and asked.is_cut == ("split" in known)
+        for path in asked.validation_paths or asked.paths:
+            require(
+                is_split_alike or sha256_once(path) not in known["sha256"],
+                f"split: {trained.name} was trained on {path}, which that training did not split in this way, so text "
+                "of it may be known to the model; name the files of the training, or use split=all",
+            )
 
 
 def windows_of(config: Perplexity, trained: Trained) -> Windows:
