@@ -17,7 +17,6 @@ from analysis.units import DATA_SEED, Arm, chosen
 
 PAGE = "student_ablations"
 MAIN, ATTENTION, PLAIN, WITH_MOMENTUM = "main run", "with attention", "SGD", "SGD with momentum"
-SWIGLU = "SwiGLU, 4 layers"
 OF: dict[str, tuple[str, Arm]] = {  # {arm: its tables in results/, its settings}
     MAIN: ("attention", {HEADS: 0}),
     ATTENTION: ("attention", {HEADS: 8}),
@@ -25,11 +24,12 @@ OF: dict[str, tuple[str, Arm]] = {  # {arm: its tables in results/, its settings
     WITH_MOMENTUM: ("optimizers", {"config.optimizer.kind": "sgd", MOMENTUM: 0.9}),
     "GELU, 3 layers": ("activations_and_norm", {ACTIVATION: "gelu", DEPTH: 3}),
     "SwiGLU, 3 layers": ("activations_and_norm", {ACTIVATION: "swiglu", DEPTH: 3}),
-    SWIGLU: ("activations_and_norm", {ACTIVATION: "swiglu", DEPTH: 4}),
+    "SwiGLU, 4 layers": ("activations_and_norm", {ACTIVATION: "swiglu", DEPTH: 4}),
 }
-
-
-PAIRS = {"three layers": ("SwiGLU, 3 layers", "GELU, 3 layers"), "four layers": (SWIGLU, MAIN)}
+ACTIVATIONS = {  # {activation: {its number of layers: arm}}
+    "SwiGLU": {"three layers": "SwiGLU, 3 layers", "four layers": "SwiGLU, 4 layers"},
+    "GELU": {"three layers": "GELU, 3 layers", "four layers": MAIN},
+}
 
 
 def runs_of(name: str, settings: Arm) -> pd.DataFrame:
@@ -58,9 +58,9 @@ def count(name: str) -> str:
     return counted(ARMS[name]())
 
 
-def count_of_seeds(name: str, other: str) -> str:
-    """Return how many runs diverged, of data seeds that another arm has as well."""
-    return counted(of_seeds(ARMS[name](), ARMS[other]()))
+def of_activation(name: str) -> pd.DataFrame:
+    """Return the runs with an activation, those with three and with four layers."""
+    return pd.concat([ARMS[arm]() for arm in ACTIVATIONS[name].values()])
 
 
 def loss_of(name: str) -> str:
@@ -83,14 +83,14 @@ def first_loss() -> str:
     return f"{own.loc[own['step'] == own['step'].min(), 'loss'].median():.2f}"
 
 
-def jumping(name: str, other: str) -> str:
-    """Return how many runs have a loss over 100 times the one before, of data seeds that another arm has as well."""
-    return share_of(of_seeds(ARMS[name](), ARMS[other]())["outcome.spikes"] > 0)
+def jumping(name: str) -> str:
+    """Return how many runs with an activation have a loss over 100 times the one before."""
+    return share_of(of_activation(name)["outcome.spikes"] > 0)
 
 
 def first_jump() -> str:
     """Return the first step with a loss over 100 times the one before, of all runs with SwiGLU."""
-    return f"{min(ARMS[name]()['outcome.first_spike'].min() for name, _ in PAIRS.values()):,.0f}"
+    return f"{of_activation('SwiGLU')['outcome.first_spike'].min():,.0f}"
 
 
 STUDENT_ABLATIONS: Parts = {
@@ -104,12 +104,12 @@ STUDENT_ABLATIONS: Parts = {
     "loss of all, Adam": partial(median_of_all, MAIN),
     "Adam's runs that stay down": lambda: share_of(~unstable(ARMS[MAIN]())),
     **{
-        f"{said} with {layers}": partial(make, *arms)
-        for layers, (swiglu, gelu) in PAIRS.items()
-        for name, arms in (("SwiGLU", (swiglu, gelu)), ("GELU", (gelu, swiglu)))
-        for said, make in ((name, count_of_seeds), (f"{name} jumping", jumping))
+        f"{name} with {layers}": partial(count, arm)
+        for name, arms in ACTIVATIONS.items()
+        for layers, arm in arms.items()
     },
+    **{name: lambda name=name: counted(of_activation(name)) for name in ACTIVATIONS},
+    **{f"{name} jumping": partial(jumping, name) for name in ACTIVATIONS},
     "first jump": first_jump,
     "first loss": first_loss,
-    "data seeds of SwiGLU": lambda: str(ARMS[SWIGLU]()[DATA_SEED].nunique()),
 }
