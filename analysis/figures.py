@@ -42,7 +42,7 @@ OVERFLOW = (*sweep("overflow"), "overflow")
 GRADIENT_BIAS = (*sweep("gradient_bias"), "gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
 DECISIVE = "decisive decisive_2 decisive_3"
-RUN_OF_FP4 = {"fp4_where": "fp4_where"}  # {sweep: its tables in results/}, of the ten sweeps those that were run
+RUN_OF_FP4 = {"fp4_scales", "fp4_weight_blocks", "fp4_where"}  # of the ten sweeps those whose tables are in results/
 TRAIN_STEPS = "train_step_h100_llama_125m train_step_h100_llama_1b"
 ZERO_SHOT = (
     ("scores", "samples"),
@@ -292,7 +292,15 @@ FIGURES = (
     ),
     models("mxfp8_table02_models", "MXFP8 recipe, table 2", RUNS, *ELEMENTS, arguments="--paper mxfp8"),
     *(
-        Figure(name, shows, kinds, *sweep(of.sweep), RUN_OF_FP4.get(of.sweep), script, f"--of {of.sweep}")
+        Figure(
+            name,
+            shows,
+            kinds,
+            *sweep(of.sweep),
+            of.sweep if of.sweep in RUN_OF_FP4 else None,
+            script,
+            f"--of {of.sweep}",
+        )
         for of in CONTRADICTIONS
         for name, shows, kinds, script in (
             (of.sweep, of.asks, (*RUNS, "gradient_bias"), "arm_losses"),
@@ -305,6 +313,9 @@ IMAGES = {  # {image on a page of results/: the figure that it is}
     "activations_and_norm": "instability_fig02_activations_and_norm",
     "attention": "instability_fig07_attention",
     "decisive": "student_decisive",
+    "fp4_scales": "fp4_scales",
+    "fp4_scales_errors": "fp4_scales_errors",
+    "fp4_weight_blocks": "fp4_weight_blocks",
     "fp4_where": "fp4_where",
     "fp4_where_errors": "fp4_where_errors",
     "gradient_bias": "instability_fig05_gradient_bias",

@@ -26,7 +26,7 @@ LINEARS = ("attention.wqkv", "attention.wo", "feed_forward.w13", "feed_forward.w
 COLORS = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7")
 
 
-def spread(rows: pd.DataFrame, column: str) -> pd.Series:
+def at_the_end(rows: pd.DataFrame, column: str) -> pd.Series:
     """Return the mean over runs of each column that the pattern names, at each run's last measurement."""
     last = rows.sort_values("step").groupby("fingerprint").last()
     return last.filter(regex=column).mean().dropna()
@@ -34,12 +34,12 @@ def spread(rows: pd.DataFrame, column: str) -> pd.Series:
 
 def noise(saturation: pd.DataFrame) -> dict[str, pd.Series]:
     """Return the SQNR in decibels of each operand, by linear."""
-    return {name: spread(saturation, rf"/{name}/sqnr_db$") for name in OPERANDS}
+    return {name: at_the_end(saturation, rf"/{name}/sqnr_db$") for name in OPERANDS}
 
 
 def turned(bias: pd.DataFrame) -> dict[str, pd.Series]:
     """Return 1 minus the cosine of the gradient of each linear's weight, by layer."""
-    return {name: 1 - spread(bias, rf"^layers\.\d+\.{name}\.weight/cosine$") for name in LINEARS}
+    return {name: 1 - at_the_end(bias, rf"^layers\.\d+\.{name}\.weight/cosine$") for name in LINEARS}
 
 
 def draw(of: Question, runs: pd.DataFrame, saturation: pd.DataFrame, bias: pd.DataFrame) -> Figure:

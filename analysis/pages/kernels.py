@@ -214,6 +214,13 @@ def over_the_first() -> str:
     return f"{geometric_mean(both['over_compiled_rmsnorm']):.2f}"
 
 
+def bandwidth_of_the_h100() -> str:
+    """Return the floors' bandwidth on the H100 over that on the H200, in the same large shapes."""
+    shape = ["format", "block_size", "hidden_size", "tokens"]
+    both = modes().query("gpu == 'H100'").merge(large(), on=shape, suffixes=("", "_h200"))
+    return f"{geometric_mean(both['floor_us_h200'] / both['floor_us']):.2f}"
+
+
 def e2m1_over_e4m3(column: str) -> float:
     """Return E2M1's time divided by E4M3's, B = 16, as the geometric mean over the shapes."""
     found = shapes().query("block_size == 16")
@@ -255,6 +262,7 @@ KERNELS: Parts = {
     "kernels": kernels,
     "over the fastest": over_the_fastest,
     "over the first, mean": over_the_first,
+    "bandwidth of the H100": bandwidth_of_the_h100,
     **{
         f"{said}, {gpu}, {fmt}": partial(of_modes, column, gpu, fmt)
         for gpu, fmt in (("H200", "E4M3"), ("H100", "E4M3"), ("H100", "E2M1"))

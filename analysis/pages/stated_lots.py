@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, partial
+from itertools import combinations
 
 import pandas as pd
 
 from analysis.arm_losses import losses
 from analysis.fp4.contradictions import CONTRADICTIONS
+from analysis.fp4.errors import at_the_end
 from analysis.ledger.claim import NOT_RUN, Judged, judge
 from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.instability_language import GAIN, OPERATIONS
@@ -142,16 +144,16 @@ def rounded_down(of: Question) -> str:
     return f"{(less > 0).sum()} of {len(less)}"
 
 
-def difference(claim: str) -> tuple[Judged, Effect | None]:
-    """Return a claim of recipe_23m with its verdict, and the difference that decides it; None if it was not run."""
-    (one,) = [one for one in judged(RECIPE.sweep) if one.claim.id == claim]
+def difference(claim: str, page: str = RECIPE.sweep) -> tuple[Judged, Effect | None]:
+    """Return a claim of a page with its verdict, and the difference that decides it; None if it was not run."""
+    (one,) = [one for one in judged(page) if one.claim.id == claim]
     found = one.evidence and one.evidence.found
     return one, found if isinstance(found, Effect) else None
 
 
-def mean_difference(claim: str) -> str:
+def mean_difference(claim: str, page: str = RECIPE.sweep) -> str:
     """Return the mean of the difference that decides a claim, in nats a token: '+0.0059'."""
-    _, found = difference(claim)
+    _, found = difference(claim, page)
     return NOT_RUN if found is None else f"{found.value:+.4f}"
 
 
@@ -169,6 +171,23 @@ def needed_units(claim: str) -> str:
     without = [replace(found, units=found.units.drop(unit)) for unit in found.units.index]
     unclear = [one.claim.rule.verdict(less, one.claim.rate) == UNCLEAR for less in without]
     return f"{sum(unclear)} of {len(unclear)}"
+
+
+def of_casts(of: Question, arm: str, statistic: str, form: str) -> str:
+    """Return a statistic of the saturation probe, the mean over operands, linears and runs at the last measurement."""
+    runs, measured = runs_of(of.sweep), Tables(RESULTS).one(of.sweep, "saturation")
+    if runs is None or measured is None:
+        return NOT_RUN
+    own = measured[measured["fingerprint"].isin(runs.loc[chosen(runs, of.arms[arm]), "fingerprint"])]
+    return form.format(at_the_end(own, rf"/{statistic}$").mean()).replace("%", " %")
+
+
+def made_twice(*sweeps: str) -> str:
+    """Return how many runs these sweeps have from two machines, and how far apart, at most, their losses are."""
+    losses_of = [runs.set_index("fingerprint")[LOSS] for runs in map(runs_of, sweeps) if runs is not None]
+    apart = pd.concat([(one - other).abs() for one, other in combinations(losses_of, 2)]).dropna()
+    largest = apart[apart > 0].groupby(level=0).max()
+    return f"{len(largest)}, {largest.max():.4f} nats apart at most"
 
 
 def by_rate(name: str) -> str:
@@ -207,8 +226,20 @@ RECIPE_23M: Parts = {
     "finished again": partial(finished, RECIPE_AGAIN.sweep),
 }
 OLMO_GAINS: Parts = {**parts(GAINS.sweep), "arms": partial(arms, GAINS)}
+FP4_PAGE = "fp4_recipes"
+BY_FP4_SWEEP = {of.sweep: of for of in CONTRADICTIONS}
 FP4: Parts = {
-    **parts("fp4_recipes", *(of.sweep for of in CONTRADICTIONS)),
+    **parts(FP4_PAGE, *BY_FP4_SWEEP),
+    "made twice": partial(made_twice, *BY_FP4_SWEEP),
+    "NVFP4 minus MXFP4": partial(mean_difference, "fp4-scales-nv", FP4_PAGE),
+    "E4M3 scales minus E8M0": partial(mean_difference, "fp4-scales-format", FP4_PAGE),
+    "E8M0, 16 minus 32": partial(mean_difference, "fp4-scales-size", FP4_PAGE),
+    **{
+        f"{said} of {arm}": partial(of_casts, BY_FP4_SWEEP["fp4_scales"], arm, statistic, form)
+        for arm in BY_FP4_SWEEP["fp4_scales"].arms
+        if arm != "bf16"
+        for said, statistic, form in (("noise", "sqnr_db", "{:.1f} dB"), ("clipped", "overflow_fraction", "{:.1%}"))
+    },
     **{f"arms of {of.sweep}": partial(arms, of) for of in CONTRADICTIONS},
     **{
         f"{gemm} of {recipe}": partial(over_bf16, CONTRADICTIONS[0], f"{scales} {letter}")

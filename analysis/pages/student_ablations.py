@@ -11,9 +11,9 @@ from analysis.ledger.instability import ACTIVATION, DEPTH
 from analysis.ledger.instability_runs import HEADS, MOMENTUM
 from analysis.pages.marks import Parts, rows_of, share_of
 from analysis.pages.stated_lots import decided, verdicts
-from analysis.pages.student_lots import SPIKES, counted, lot, of_seeds, spikes_in_runs, table_of_arms
+from analysis.pages.student_lots import SPIKES, counted, lot, spikes_in_runs, table_of_arms
 from analysis.students.arms import middle_step, quartiles, unstable
-from analysis.units import DATA_SEED, Arm, chosen
+from analysis.units import Arm, chosen
 
 PAGE = "student_ablations"
 MAIN, ATTENTION, PLAIN, WITH_MOMENTUM = "main run", "with attention", "SGD", "SGD with momentum"
@@ -83,6 +83,15 @@ def first_loss() -> str:
     return f"{own.loc[own['step'] == own['step'].min(), 'loss'].median():.2f}"
 
 
+def count_of_activation(name: str) -> str:
+    return counted(of_activation(name))
+
+
+def room_above_gelu() -> str:
+    """Return the largest difference that SwiGLU could have made: the share of GELU's runs that do not diverge."""
+    return f"{1 - (of_activation('GELU')['diverged'] > 0).mean():+.3f}"
+
+
 def jumping(name: str) -> str:
     """Return how many runs with an activation have a loss over 100 times the one before."""
     return share_of(of_activation(name)["outcome.spikes"] > 0)
@@ -108,8 +117,9 @@ STUDENT_ABLATIONS: Parts = {
         for name, arms in ACTIVATIONS.items()
         for layers, arm in arms.items()
     },
-    **{name: lambda name=name: counted(of_activation(name)) for name in ACTIVATIONS},
+    **{name: partial(count_of_activation, name) for name in ACTIVATIONS},
     **{f"{name} jumping": partial(jumping, name) for name in ACTIVATIONS},
+    "room above GELU": room_above_gelu,
     "first jump": first_jump,
     "first loss": first_loss,
 }
