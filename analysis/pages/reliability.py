@@ -131,91 +131,49 @@ SOAK: Parts = {
 
 # --------------------------------------------------------------------------------------------------- checksums
 
-LIMIT = 0.1
-LEAST_ROUNDS = 3  # fewer rounds cannot tell whether the limit is met
-SIZES = ("checkpoint_1_layer", "checkpoint", "checkpoint_llama_1b")  # the last is the whole model, on another machine
-
 
 def checksums() -> str:
     cells = [
         (
-            f"{benchmark(name)['settings']['gib']:.1f}",
             one["what"],
-            f"{one['without_s']:.2f}",
-            f"{one['with_s']:.2f}",
-            f"{100 * one['added']:+.0f} %",
-            f"{one['without_median_s']:.2f} .. {one['without_most_s']:.2f}",
-            f"{one['with_median_s']:.2f} .. {one['with_most_s']:.2f}",
+            *(f"{one[f'{arm}{which}_s']:.2f}" for arm in ("without", "with") for which in ("", "_median", "_most")),
+            f"{100 * one['added']:+.1f} %",
         )
-        for name in SIZES
-        for one in rows(name)
+        for one in rows("checkpoint")
     ]
-    columns = ["GiB", "what", "without, s", "with, s", "added", "without: median .. slowest", "with: median .. slowest"]
+    spread = "fastest, s", "median", "slowest"
+    columns = ["what", *(f"{arm}: {word}" for arm in ("without", "with") for word in spread), "added"]
     return markdown(columns, cells, left=["what"])
 
 
-def added(name: str, what: str) -> str:
-    """Return what checksums add, and whether one can tell.
-
-    One can tell if there are enough equal rounds, and these differ by less than the limit.
-    """
-    one = row(name, what=what)
-    count = benchmark(name)["settings"]["rounds"]
-    if count < LEAST_ROUNDS:
-        return f"{100 * one['added']:+.0f} % (cannot tell: {count} rounds)"
-    spread = one["without_median_s"] / one["without_s"] - 1
-    noisy = f" (cannot tell: without them the median is {100 * spread:.0f} % above the fastest)"
-    return f"{100 * one['added']:+.0f} %" + (noisy if spread > LIMIT else "")
-
-
-def added_by_medians(name: str, what: str) -> str:
-    one = row(name, what=what)
-    return f"{100 * (one['with_median_s'] / one['without_median_s'] - 1):+.0f} %"
-
-
-def range_of(name: str, what: str, arm: str) -> str:
-    """Return the seconds of the fastest and the slowest round of an arm, with or without checksums."""
-    one = row(name, what=what)
-    return f"{one[f'{arm}_s']:.1f} to {one[f'{arm}_most_s']:.1f}"
-
-
-def settings(name: str, form: str) -> str:
-    return form.format(**benchmark(name)["settings"])
+def added(what: str, of: str = "_s") -> str:
+    """Return what checksums add to the time of a save or load: '+1.6 %'. `of` is _s, the fastest, or _median_s."""
+    one = row("checkpoint", what=what)
+    return f"{100 * (one[f'with{of}'] / one[f'without{of}'] - 1):+.1f} %"
 
 
 def of_a_save() -> str:
-    """Return the time of the checksums of a save of the whole model alone, and its share of the save without them."""
-    seconds = benchmark(SIZES[2])["settings"]["checksums_of_a_save_s"]
-    return f"{seconds:.2f} s, {100 * seconds / row(SIZES[2], what='save')['without_s']:.1f} %"
+    """Return the time of the checksums of a save alone, and its share of the save without them."""
+    seconds = benchmark("checkpoint")["settings"]["checksums_of_a_save_s"]
+    return f"{seconds:.2f} s, {100 * seconds / row('checkpoint', what='save')['without_s']:.1f} %"
+
+
+def settings(form: str) -> str:
+    return form.format(**benchmark("checkpoint")["settings"])
 
 
 CHECKPOINT: Parts = {
     "seconds": checksums,
-    "save": partial(added, SIZES[0], "save"),
-    "load": partial(added, SIZES[0], "load from disk"),
-    "from memory": partial(added, SIZES[0], "load from memory"),
-    **{
-        f"{said}, {size}": partial(added, name, what)
-        for size, name in (("larger", SIZES[1]), ("whole", SIZES[2]))
-        for said, what in (("save", "save"), ("load", "load from disk"))
-    },
-    **{f"saves, whole, {arm}": partial(range_of, SIZES[2], "save", arm) for arm in ("with", "without")},
-    "rounds, smaller": partial(settings, SIZES[0], "{rounds}"),
-    "save by medians, whole": partial(added_by_medians, SIZES[2], "save"),
+    "save": partial(added, "save"),
+    "save by medians": partial(added, "save", "_median_s"),
+    "slowest save": lambda: f"{row('checkpoint', what='save')['with_most_s']:.1f}",
+    "load": partial(added, "load from disk"),
+    "load from memory": partial(added, "load from memory"),
     "checksums of a save": of_a_save,
-    "command, smaller": partial(command, SIZES[0]),
-    "size": partial(settings, SIZES[1], "{layers} layers and {vocabulary:,} words, {gib:.1f} GiB"),
-    "peak": partial(settings, SIZES[1], "{peak_gib:.1f} GiB"),
-    "memory of the machine": partial(settings, SIZES[1], "{memory_gib:.0f} GiB"),
-    "load average": partial(settings, SIZES[1], "{load_average:.0f}"),
-    "rounds": partial(settings, SIZES[1], "{rounds}"),
-    "size, whole": partial(settings, SIZES[2], "{layers} layers and {vocabulary:,} words, {gib:.1f} GiB"),
-    "peak, whole": partial(settings, SIZES[2], "{peak_gib:.0f} GiB"),
-    "memory of its machine": partial(settings, SIZES[2], "{memory_gib:.0f} GiB"),
-    "load average, whole": partial(settings, SIZES[2], "{load_average:.0f}"),
-    "cores, whole": partial(cores, SIZES[2]),
-    "commit, whole": partial(commit, SIZES[2]),
-    "rounds, whole": partial(settings, SIZES[2], "{rounds}"),
-    "command, whole": partial(command, SIZES[2]),
+    "size": partial(settings, "{layers} layers and {vocabulary:,} words, {gib:.1f} GiB"),
+    "peak": partial(settings, "{peak_gib:.0f} GiB"),
+    "memory of the machine": partial(settings, "{memory_gib:.0f} GiB"),
+    "load average": partial(settings, "{load_average:.0f}"),
+    "rounds": partial(settings, "{rounds}"),
     **origin("checkpoint"),
 }
