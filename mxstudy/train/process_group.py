@@ -38,19 +38,20 @@ class ProcessRank:
 class Starter(NamedTuple):
     """The environment variables in which a starter tells a process its rank.
 
-    `here`: the address of all its processes, if they are always on this machine.
+    `here`: the address of all its processes, if they are always on this machine. `local_size`: how many of them are.
     """
 
     rank: str
     size: str
     local_rank: str
+    local_size: str = ""
     job: str = ""
     nodes: str = ""
     here: str = ""
 
 
 STARTERS = {
-    "torchrun": Starter("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "torchrun": Starter("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "submitit": Starter(
         "SUBMITIT_LOCAL_GLOBALID",
         "SUBMITIT_LOCAL_NTASKS",
@@ -95,7 +96,8 @@ def meeting_point(environment: Mapping[str, str], name: str) -> tuple[str, int]:
     starter = STARTERS[name]
     job = environment.get(starter.job, "")
     address = environment.get("MASTER_ADDR") or first_node(environment.get(starter.nodes, starter.here))
-    if address == "localhost" or environment.get(starter.nodes) == address:  # the only node of the job
+    all_here = starter.local_size in environment and environment[starter.local_size] == environment[starter.size]
+    if address and (all_here or address == "localhost" or environment.get(starter.nodes) == address):  # the only node
         address = LOOPBACK
     port = environment.get("MASTER_PORT") or (PORTS[int(job) % len(PORTS)] if job.isdigit() else 0)
     require(

@@ -37,6 +37,7 @@ SUBMITIT |= {"SUBMITIT_LOCAL_JOB_ID": "12041"}
         (SUBMITIT | STEP, ProcessRank(1, 2, 1, "127.0.0.1", 20_041)),  # processes of a job's own
         (STEP | {"SLURM_STEP_NODELIST": "n2"}, ProcessRank(3, 4, 1, "127.0.0.1", 20_041)),  # its only node
         (TORCHRUN | {"MASTER_ADDR": "localhost"}, ProcessRank(5, 8, 1, "127.0.0.1", 29500)),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, ProcessRank(5, 8, 1, "127.0.0.1", 29500)),  # all are on this host
         ({"RANK": "0", "WORLD_SIZE": "1"}, ProcessRank()),
         (STEP | {"RANK": "0", "WORLD_SIZE": "1"}, ProcessRank()),  # torchrun within a step: what started last knows
     ],
