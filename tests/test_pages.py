@@ -5,17 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from analysis.figures import FIGURES, IMAGES
 from analysis.ledger.claim import IMPOSSIBLE, NOT_RUN
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
-from analysis.pages import marks, mixtures, step_cost, step_parts, step_profile
+from analysis.pages import marks, mixtures, step_cost, step_memory, step_parts, step_profile
 from analysis.pages.__main__ import OF_ALL, PAGES, main
 from analysis.pages.marks import PART, RESULTS, names, rewritten
+from benchmarks.train_step import ARMS, Case
+from benchmarks.training import build, model_of
 
 ROOT = Path(__file__).parents[1]
 BY_HAND = {"claims"}  # the ledger has a command of its own
@@ -273,3 +277,32 @@ def test_the_fastest_other_tile_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(marks, "benchmark", lambda _: {"rows": found})
     assert step_parts.other_tiles().splitlines()[2:] == ["| AdamW | 4.00 | 1 x 8 x 2 | 3.00 | 0.75 | 2 |"]
     assert step_parts.tile_saves("adamw") == "1.0"
+
+
+@pytest.mark.parametrize("arm", ["bf16, fused", "mxfp8, rmsnorm"])
+def test_the_memory_of_a_step_is_what_the_model_has_and_keeps(arm: str) -> None:
+    """A block also keeps its gains in bf16 and the angles of the rotary embedding, whatever the number of tokens."""
+    counted = step_memory.Sizes(hidden=256, ffn=512, layers=1, heads=4, kv_heads=1, vocabulary=512, tokens=128)
+    own = {"hidden_size": 256, "ffn_size": 512, "num_layers": 1, "num_heads": 4, "num_kv_heads": 1, "vocab_size": 512}
+    case = Case(replace(model_of("llama_1b"), **own), 2, 64, compile=False, device="cpu")
+    model = build(case.settings(ARMS[arm]), torch.device("cpu")).model
+    assert counted.parameters == model.num_params()
+    weights, kept = {weight.data_ptr() for weight in model.parameters()}, dict[int, int]()
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        kept.update({} if storage.data_ptr() in weights else {storage.data_ptr(): storage.nbytes()})
+        return x
+
+    x = torch.zeros(2, 64, 256, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        model.layers[0](x, model.rope(64, x.device))
+    gains, angles = 2 * 2 * 256, 4 * 64 * 32
+    assert sum(kept.values()) == counted.other_kept + counted.first_products(1) + gains + angles
+
+
+def test_what_a_step_holds_is_near_its_measured_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for arm in step_memory.COLUMNS.values():
+        peak_gib = marks.row("train_step_h100_llama_1b", arm=arm)["peak_gib"]
+        assert peak_gib - 1 < sum(step_memory.of_arm(arm).values()) / 2**30 < peak_gib

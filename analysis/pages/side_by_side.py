@@ -81,7 +81,7 @@ def rest_ms() -> float:
 
 
 KERNELS: Parts = {
-    "profile": partial(profile, MODEL, GPU, (BF16, MXFP8)),
+    "profile": partial(profile, MODEL, (GPU,), (BF16, MXFP8)),
     "kernels": lambda: f"{kernels_ms(MODEL, MXFP8, GPU):.1f}",
     "as timed": lambda: f"{step_ms(MODEL, MXFP8, GPU):.1f}",
     "without gaps": lambda: millions(tokens() / kernels_ms(MODEL, MXFP8, GPU) * 1e3),

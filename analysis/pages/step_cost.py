@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from analysis.pages.marks import Parts, benchmark, row, rows
-from analysis.pages.step_parts import left_over
-from analysis.pages.step_profile import AGAIN, MODELS, PROFILE, name_of
+from analysis.pages.marks import Parts, benchmark, commit_of, row, rows
+from analysis.pages.step_memory import MEMORY, SOME
+from analysis.pages.step_parts import NEWER_PARTS, left_over
+from analysis.pages.step_profile import AGAIN, BF16, MODELS, MXFP8, PROFILE, name_of
 from analysis.recipe.train_step_cost import STEPS
 from mxstudy.results import markdown, plus_minus
 
 READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # readings of the GPU
 CASES = (("llama_1b", "H100"), ("llama_125m", "H100"), ("llama_1b", "H200"), ("llama_125m", "H200"))
-RECOMPUTING = ("bf16, fused, recomputing MLPs", "mxfp8, rmsnorm, recomputing MLPs")
 
 
 class Limit(NamedTuple):
@@ -48,7 +48,7 @@ class Limit(NamedTuple):
         return "-" if self.measured(gpu) == "-" else "yes" if self.is_met(gpu) else "no"
 
 
-BF16, BF16_SOME, MXFP8, MXFP8_SOME = "bf16, fused", RECOMPUTING[0], "mxfp8, rmsnorm", RECOMPUTING[1]
+BF16_SOME, MXFP8_SOME = SOME[BF16], SOME[MXFP8]
 NO_RANDOM = "nvfp4 without random parts, rmsnorm"
 LIMITS = (
     Limit("MXFP8 with RMSNorm over bf16, llama_1b", 1.02, "llama_1b", MXFP8, "over_bf16"),
@@ -60,9 +60,7 @@ LIMITS = (
     Limit("MFU of bf16, llama_1b", MODELS["llama_1b"].least_mfu, "llama_1b", BF16, "mfu", at_least=True),
     Limit("MFU of bf16, llama_125m", MODELS["llama_125m"].least_mfu, "llama_125m", BF16, "mfu", at_least=True),
     Limit("peak memory of bf16, llama_1b, GiB", 40, "llama_1b", BF16, "peak_gib"),
-    Limit("the same, some MLPs recomputed", 40, "llama_1b", BF16_SOME, "peak_gib"),
     Limit("peak memory of MXFP8, llama_1b, GiB", 40, "llama_1b", MXFP8, "peak_gib"),
-    Limit("the same, some MLPs recomputed", 40, "llama_1b", MXFP8_SOME, "peak_gib"),
 )
 
 
@@ -138,9 +136,41 @@ def measured_again() -> str:
     columns = [
         "llama_1b on an H100",
         "limit",
-        *(f"commit {benchmark(name)['provenance']['commit'][:7]}" for name in names),
+        *(f"commit {commit_of(name)[1:-1]}" for name in names),
     ]
     return markdown(columns, cells, left=columns[:2])
+
+
+def together() -> str:
+    """Return the table of the limits of llama_1b in one configuration: both arms recompute the same MLPs."""
+    names = (name_of("llama_1b", "H100"), AGAIN)
+    arms = [[row(name, arm=arm) for arm in (BF16_SOME, MXFP8_SOME)] for name in names]
+    ratios = [f"{mxfp8['step_ms'] / bf16['step_ms']:.3f}" for bf16, mxfp8 in arms]
+    cells = [("MXFP8 with RMSNorm over bf16, of the medians", "at most 1.02", *ratios)]
+    for place, said in enumerate(("bf16", "MXFP8")):
+        limit = f"at least {MODELS['llama_1b'].least_mfu:g}" if said == "bf16" else "-"
+        cells.append((f"MFU of {said}", limit, *(f"{one[place]['mfu']:.3f}" for one in arms)))
+    for place, said in enumerate(("bf16", "MXFP8")):
+        peaks = (f"{one[place]['peak_gib']:.1f}" for one in arms)
+        cells.append((f"peak memory of {said}, GiB", "at most 40", *peaks))
+    columns = [
+        "llama_1b on an H100, some MLPs recomputed",
+        "limit",
+        *(f"commit {commit_of(name)[1:-1]}" for name in names),
+    ]
+    return markdown(columns, cells, left=columns[:2])
+
+
+def not_measured() -> str:
+    """Return the table of arms that have no row in some of the tables."""
+    measured = {case: {one["arm"] for one in rows(name_of(*case))} for case in CASES}
+    cells = []
+    for arm, said in STEPS.items():
+        lacking = [", ".join(case) for case in CASES if arm not in measured[case]]
+        if lacking and arm != "bf16":
+            cells.append((said, "; ".join(lacking) if len(lacking) < len(CASES) else "all four"))
+    columns = ["arm", "not measured for"]
+    return markdown(columns, cells, left=columns)
 
 
 def shorter_again(arm: str) -> str:
@@ -164,7 +194,7 @@ def slower(arm: str, column: str) -> str:
 
 def recomputed() -> str:
     """Return how many MLPs are recomputed."""
-    return f"{row(name_of('llama_1b', 'H100'), arm=RECOMPUTING[0])['recompute_mlp']}"
+    return f"{row(name_of('llama_1b', 'H100'), arm=BF16_SOME)['recompute_mlp']}"
 
 
 SAID = {  # {name of a part: model, GPU, arm, column}
@@ -206,8 +236,12 @@ TRAIN_STEP: Parts = {
     "again, shorter": partial(shorter_again, BF16),
     "torchao over bf16 as PyTorch compiles it": over_inductor,
     "MLPs recomputed": recomputed,
+    "together": together,
+    "not measured": not_measured,
     "saved": left_over,
-    "recomputing, bf16": partial(slower, RECOMPUTING[0], "over_bf16"),
-    "recomputing, MXFP8": partial(slower, RECOMPUTING[1], "over_mxfp8"),
+    "saved, H200": partial(left_over, NEWER_PARTS),
+    "recomputing, bf16": partial(slower, BF16_SOME, "over_bf16"),
+    "recomputing, MXFP8": partial(slower, MXFP8_SOME, "over_mxfp8"),
     **PROFILE,
+    **MEMORY,
 }

@@ -224,9 +224,9 @@ def logits_rate(passes: int) -> float:
     return float(passes * whole / ms_of("llama_1b", "bf16, fused")["cross-entropy"] / 1e9)
 
 
-def left_over() -> str:
+def left_over(name: str = "parts") -> str:
     """Return how many ms a bf16 step would save if every part here ran at the rate of a copy."""
-    parts = [one for one in rows("parts") if one["by"] in OURS and not one["part"].endswith("both casts")]
+    parts = [one for one in rows(name) if one["by"] in OURS and not one["part"].endswith("both casts")]
     return f"{sum(one['ms_of_step'] * max(0.0, 1 - one['of_copy']) for one in parts):.1f}"
 
 

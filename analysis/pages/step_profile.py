@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+import pandas as pd
+
 from analysis.ledger.measured import PEAK
-from analysis.pages.marks import Parts, benchmark, row, rows
+from analysis.pages.marks import Parts, benchmark, least_and_most, row, rows
 from mxstudy.results import markdown
 
 # A kernel belongs to the first group that has a text contained in the kernel's name. Kernels of a step that are not
@@ -34,6 +36,7 @@ ARMS = {
 BF16, MXFP8, NO_RANDOM, NVFP4 = ARMS
 ALL_THREE = "sr_rht_2d, rmsnorm"
 BUSY = ("GEMMs", "attention")
+ALONE = "MFU if a step took as long as its kernels"
 DATA_SHEET_MHZ = 1830  # 989e12 = 132 SMs * 4096 FLOPs a clock * 1830 MHz, the boost clock of NVIDIA's H100 white paper
 
 
@@ -45,6 +48,7 @@ class Model(NamedTuple):
     least_mfu: float
 
 
+GPUS = ("H100", "H200")
 MODELS = {"llama_1b": Model(16, 2048, 0.57), "llama_125m": Model(8, 1024, 0.52)}
 
 
@@ -81,29 +85,49 @@ def step_ms(model: str, arm: str, gpu: str = "H100") -> float:
     return float(row(name_of(model, gpu), arm=arm)["step_ms"])
 
 
-def profile(model: str, gpu: str, arms: Sequence[str] = tuple(ARMS)) -> str:
-    """Return the table of a model: a row for each group that an arm has, a column for each arm."""
-    of = {arm: ms_of(model, arm, gpu) for arm in arms}
+def gap_ms(model: str, arm: str, gpu: str = "H100") -> float:
+    """Return by how much a step, as timed, is longer than the kernels of the profiled one."""
+    return step_ms(model, arm, gpu) - kernels_ms(model, arm, gpu)
+
+
+def launches(model: str, arm: str, gpu: str) -> int:
+    """Return the number of kernels that a step launches."""
+    return int(benchmark(name_of(model, gpu))["settings"]["kernels"][arm][-1]["calls"])
+
+
+def profile(model: str, gpus: Sequence[str] = GPUS, arms: Sequence[str] = tuple(ARMS)) -> str:
+    """Return the table of a model: a row for each group that an arm has, a column for each arm on each GPU."""
+    cases = [(model, arm, gpu) for arm in arms for gpu in gpus]
+    of = [ms_of(*case) for case in cases]
     order = [*BUSY, *(group for group in GROUPS if group not in BUSY), REST]
     cells = [
-        (group, *(f"{of[arm][group]:.1f}" if of[arm][group] else "-" for arm in arms))
+        (group, *(f"{one[group]:.1f}" if one[group] else "-" for one in of))
         for group in order
-        if any(of[arm][group] for arm in arms)
+        if any(one[group] for one in of)
     ]
-    cells.append(("all kernels", *(f"{kernels_ms(model, arm, gpu):.1f}" for arm in arms)))
-    cells.append(("the step, as timed", *(f"{step_ms(model, arm, gpu):.1f}" for arm in arms)))
-    head = f"ms of a step of {model} on an {gpu}"
-    return markdown([head, *(ARMS[arm] for arm in arms)], cells, left=[head])
+    cells += [
+        (said, *(f"{value(*case):.1f}" for case in cases))
+        for said, value in (
+            ("all kernels", kernels_ms),
+            ("the step, as timed", step_ms),
+            ("the gap: step less kernels", gap_ms),
+        )
+    ]
+    cells.append(("kernels launched, number", *(f"{launches(*case)}" for case in cases)))
+    head = f"ms of a step of {model}" + (f" on an {gpus[0]}" if len(gpus) == 1 else "")
+    columns = [ARMS[arm] + (f", {gpu}" if len(gpus) > 1 else "") for _, arm, gpu in cases]
+    return markdown([head, *columns], cells, left=[head])
 
 
 class Budget(NamedTuple):
     """What a bf16 step of a model does, in TFLOP and ms, and what its least MFU leaves to each part of it."""
 
     model: str
+    gpu: str = "H100"
 
     @property
     def of_row(self) -> dict[str, float]:
-        return row(name_of(self.model, "H100"), arm=BF16)
+        return row(name_of(self.model, self.gpu), arm=BF16)
 
     @property
     def tflop(self) -> float:
@@ -112,16 +136,16 @@ class Budget(NamedTuple):
 
     @property
     def tflop_of_attention(self) -> float:
-        settings, (layers, hidden, _) = benchmark(name_of(self.model, "H100"))["settings"], MODELS[self.model]
+        settings, (layers, hidden, _) = benchmark(name_of(self.model, self.gpu))["settings"], MODELS[self.model]
         return float(6 * layers * hidden * settings["batch"] * settings["sequence"] ** 2 / 1e12)
 
     @property
     def busy_ms(self) -> float:
-        return sum(ms_of(self.model, BF16)[group] for group in BUSY)
+        return sum(ms_of(self.model, BF16, self.gpu)[group] for group in BUSY)
 
     @property
     def rest_ms(self) -> float:
-        return kernels_ms(self.model, BF16) - self.busy_ms
+        return kernels_ms(self.model, BF16, self.gpu) - self.busy_ms
 
     @property
     def least_mfu(self) -> float:
@@ -140,7 +164,7 @@ class Budget(NamedTuple):
         return self.tflop / (ms / 1e3) / (PEAK / 1e12)
 
     def cells(self) -> dict[str, str]:
-        gemms, attention = (ms_of(self.model, BF16)[group] for group in BUSY)
+        gemms, attention = (ms_of(self.model, BF16, self.gpu)[group] for group in BUSY)
         rates = {
             "GEMMs": (self.tflop - self.tflop_of_attention) / gemms * 1e3,
             "attention": self.tflop_of_attention / attention * 1e3,
@@ -156,7 +180,7 @@ class Budget(NamedTuple):
                 f"{rates['attention']:.0f}, {rates['attention'] / peak:.2f}"
             ),
             "MFU as measured": f"{self.of_row['mfu']:.3f}",
-            "MFU if a step took as long as its kernels": f"{self.mfu_in(self.busy_ms + self.rest_ms):.3f}",
+            ALONE: f"{self.mfu_in(self.busy_ms + self.rest_ms):.3f}",
             "MFU if all but GEMMs and attention took no time": f"{self.mfu_in(self.busy_ms):.3f}",
             "MFU to be reached": f"{self.least_mfu:g}",
             "ms that this leaves to all but GEMMs and attention": f"{self.allowed_ms - self.busy_ms:.1f}",
@@ -170,17 +194,30 @@ class Budget(NamedTuple):
 
 
 def budgets() -> str:
-    of = [Budget(model).cells() for model in MODELS]
-    head = "bf16 on an H100"
-    return markdown([head, *MODELS], [(said, *(one[said] for one in of)) for said in of[0]], left=[head])
+    """Return the table of what a least MFU leaves to each part of a bf16 step."""
+    cases = [(model, gpu) for model in MODELS for gpu in GPUS]
+    of = [Budget(*case).cells() for case in cases]
+    columns = ["bf16", *(", ".join(case) for case in cases)]
+    return markdown(columns, [(said, *(one[said] for one in of)) for said in of[0]], left=columns[:1])
+
+
+def of_budget(model: str, gpu: str, what: str) -> str:
+    return Budget(model, gpu).cells()[what]
 
 
 def kernels_over(model: str, arm: str, base: str) -> str:
     return f"{kernels_ms(model, arm) / kernels_ms(model, base):.3f}"
 
 
-def waits(model: str, arm: str) -> str:
-    return f"{step_ms(model, arm) - kernels_ms(model, arm):.0f}"
+def gap(model: str, arm: str, gpu: str) -> str:
+    return f"{gap_ms(model, arm, gpu):.0f}"
+
+
+def gaps() -> str:
+    """Return the least and the largest gap of bf16 and MXFP8, in all models and on all GPUs."""
+    cases = [*((model, gpu) for model in MODELS for gpu in GPUS), ("llama_23m", "H100")]
+    found = [gap_ms(model, arm, gpu) for model, gpu in cases for arm in (BF16, MXFP8)]
+    return least_and_most(pd.Series(found), ".0f")
 
 
 def median_mhz(arm: str) -> str:
@@ -231,8 +268,7 @@ def rounds() -> str:
 
 
 PROFILE: Parts = {
-    **{f"profile of {model}": partial(profile, model, "H100") for model in MODELS},
-    "profile of llama_125m, H200": partial(profile, "llama_125m", "H200"),
+    **{f"profile of {model}": partial(profile, model) for model in MODELS},
     **{
         f"more in NVFP4, H200: {said}": partial(more_on_the_h200, groups)
         for said, groups in {
@@ -261,9 +297,20 @@ PROFILE: Parts = {
     "NVFP4's casts": lambda: f"{casts(NO_RANDOM):.0f}",
     "MXFP8's casts": lambda: f"{casts(MXFP8):.0f}",
     "ms allowed to NVFP4": allowed,
+    "gaps": gaps,
     **{
-        f"ms without a kernel, {said}": partial(waits, "llama_125m", arm)
-        for said, arm in (("bf16", BF16), ("NVFP4", NVFP4), ("all three", ALL_THREE))
+        f"gap of {said}, {model}, {gpu}": partial(gap, model, arm, gpu)
+        for said, arm, model, gpu in (
+            ("NVFP4", NVFP4, "llama_125m", "H100"),
+            ("NVFP4", NVFP4, "llama_125m", "H200"),
+            ("all three", ALL_THREE, "llama_125m", "H100"),
+            ("all three", ALL_THREE, "llama_1b", "H200"),
+        )
+    },
+    **{
+        f"MFU of the kernels alone, {model}, {gpu}": partial(of_budget, model, gpu, ALONE)
+        for model in MODELS
+        for gpu in GPUS
     },
     "rounds": rounds,
 }

@@ -23,6 +23,8 @@ STEPS = {  # {arm of the benchmark: its name here and on the page}
     "bf16, fused": "bf16, in the same kernels",
     "bf16, inductor": "bf16 as PyTorch compiles it",
     "bf16, inductor, roundings kept": "bf16 as PyTorch compiles it, roundings kept",
+    "bf16, inductor, recomputing": "bf16 as PyTorch compiles it, recomputing all but products",
+    "bf16, fused, full checkpointing": "bf16, in the same kernels, full checkpointing",
     "bf16, fused, recomputing MLPs": "bf16, in the same kernels, some MLPs recomputed",
     "mxfp8, rmsnorm": "MXFP8, RMSNorm",
     "mxfp8, rmsnorm, recomputing MLPs": "MXFP8, RMSNorm, some MLPs recomputed",
