@@ -241,8 +241,11 @@ LATER = (
             where="appendix D, figure 7",
             says=f"self-attention makes low precision {words} stable",
             arms="MXFP8: with, without attention",
-            judge=Diverges(("attention",), {**MX_CODE, HEADS: (1, 2, 4, 8, 16)}, {**MX_CODE, HEADS: 0}),
+            judge=Diverges(
+                ("attention",), {**MX_CODE, HEADS: (1, 2, 4, 8, 16)}, {**MX_CODE, HEADS: 0}, without_open=True
+            ),
             rule=rule,
+            comparisons=2,
             page="student_ablations",
         )
         for name, words, rule in (("more", "no less", between(-inf, HALF, OF_FIGURE_6[1])), ("less", "more", LESS))
@@ -264,8 +267,9 @@ LATER = (
             where="appendix E, figure 10",
             says=f"{name} is more stable than Adam in low precision",
             arms=f"MXFP8: {name}, Adam",
-            judge=Diverges(("optimizers",), MX_CODE | SGD | {MOMENTUM: momentum}, MX_CODE | ADAM),
+            judge=Diverges(("optimizers",), MX_CODE | SGD | {MOMENTUM: momentum}, MX_CODE | ADAM, without_open=True),
             rule=LESS,
+            comparisons=2,
             page="student_ablations",
         )
         for suffix, name, momentum in (("", "SGD", 0.0), ("-momentum", "SGD with momentum", 0.9))

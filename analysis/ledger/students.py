@@ -30,6 +30,7 @@ class Diverges:
 
     `over` are columns with the settings of an arm, such as learning rates. The settings of a data seed are averaged.
     `unstable` counts the runs that are up at the end, diverged or open, in place of those that diverged by then.
+    `without_open` leaves open runs out of fractions, as results/prestated.md has it for lots of students.
     """
 
     tables: Sequence[str]
@@ -37,15 +38,17 @@ class Diverges:
     baseline: Arm = field(default_factory=dict)
     over: Sequence[str] = ()
     unstable: bool = False
+    without_open: bool = False
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline] if self.baseline else [self.arm]
         runs, left = in_one_code(replicas.ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
         step = float(runs[STEPS].min()) - SHOWS_AFTER
-        units = [of_units(part, step, self.over, self.unstable) for part in parts]
+        counted = [part[~part["open"]] for part in parts] if self.without_open else parts
+        units = [of_units(part, step, self.over, self.unstable) for part in counted]
         fractions = less(units).groupby(level=0).mean()
-        happened = [by_now(part, step, self.unstable) for part in parts]
+        happened = [by_now(part, step, self.unstable) for part in counted]
         said = [self.counts(part, one, step) for part, one in zip(parts, happened, strict=True)]
         note = "; baseline: ".join(said)
         if self.baseline and not self.unstable:
@@ -57,8 +60,9 @@ class Diverges:
         if self.unstable:
             return f"{happened.sum():.0f} of {len(runs)} are over 10 times their best at the end"
         still = runs["open"]
-        is_open = f", {still.sum()} more are up at the end" if still.any() else ""
-        return f"{happened.sum():.0f} of {len(runs)} diverged by step {step:,.0f}{is_open}"
+        how = " and in no fraction" if self.without_open else ""
+        is_open = f", {still.sum()} more are up at the end{how}" if still.any() else ""
+        return f"{happened.sum():.0f} of {len(happened)} diverged by step {step:,.0f}{is_open}"
 
 
 def outcome_times(runs: pd.DataFrame) -> pd.DataFrame:
