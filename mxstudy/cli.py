@@ -37,6 +37,7 @@ from mxstudy.compat.hydra import (
     map_choices_if_asked,
     parse,
     read_files_once,
+    reading,
     stands_alone,
 )
 from mxstudy.config.conf_folders import CONF, SWEEPS
@@ -114,11 +115,11 @@ def hand_over(arguments: Sequence[str], take: Take | None = None) -> None:
     own, token = sys.argv, _take.set(take)
     sys.argv = [own[0], *in_hydras_order(arguments), *([] if words & HYDRA_ONLY else ["--multirun"])]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() writes the message
-    register(SWEEPS, arguments)
     compose_once()
     map_choices_if_asked()
     read_files_once()
     try:
+        register(SWEEPS, arguments)
         with callers_hydra_aside():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
     except (HydraException, OmegaConfBaseException, ConfigError, OSError) as error:
@@ -194,7 +195,8 @@ def register(sweeps: Path, arguments: Iterable[str]) -> None:
 
 @functools.cache
 def register_sweep(path: Path) -> None:
-    ConfigStore.instance().store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
+    with reading(path):
+        ConfigStore.instance().store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
 
 
 @functools.cache  # Hydra's store lives as long as the process
@@ -349,7 +351,7 @@ def finish(config: DictConfig, choices: dict[str, str], overrides: Sequence[str]
     study = values.get("study")
     rehearsal = debug_values(choices.get("debug"), study)
     if study is None:
-        raise ConfigError(nothing_to_run(values.keys() - rehearsal.keys()))
+        raise ConfigError(nothing_to_run(values.keys() - rehearsal.keys(), choices))
     for group, key in partly_as_trained(values, choices):
         raise ConfigError(as_a_whole(group, key))
     notes: tuple[str, ...] = ()
