@@ -48,7 +48,7 @@ from mxstudy.launch.composed import Composed
 from mxstudy.launch.process_pool import begin_in_processes
 from mxstudy.reader import ConfigError, defaults, key_in, kinds_of, suggest
 from mxstudy.rehearsal import rehearse_data, stand_ins, without_foreign
-from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, as_text, check_shape, check_words
+from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, as_text, check_shape, check_words, unquoted
 
 # The bases of each config group: every YAML file of the group starts from one of them.
 BASES: dict[str, dict[str, Any]] = {
@@ -158,7 +158,7 @@ def after_launch(arguments: list[str]) -> int | str:
     try:
         check_shape(arguments, groups())
         (command,) = (value for key, _, value in (a.partition("=") for a in arguments) if key in LAUNCHED)
-        return run(command, [a for a in arguments if a.partition("=")[0] not in LAUNCHED])
+        return run(command, [unquoted(a) for a in arguments if a.partition("=")[0] not in LAUNCHED])
     except (ConfigError, OSError) as error:
         return explain(error)
     except KeyboardInterrupt:

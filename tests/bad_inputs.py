@@ -42,6 +42,9 @@ WORDS = [
     ),
     ("+launch=status runs_dir=a runs_dir=b", "runs_dir=a and runs_dir=b: one key is given twice"),
     ("+launch=status runs_dir=nope", "runs_dir: there are no runs in nope/"),
+    ("+launch=status runs_dir=", "runs_dir: must name a folder, not ''"),
+    ("+launch=retry runs_dir=''", "runs_dir: must name a folder, not ''"),
+    ('+launch=status runs_dir="\u00fc/nope"', "runs_dir: there are no runs in \u00fc/nope/"),
     ("+launch=status ~norm", "~norm: a key cannot be removed from a config"),
 ]
 

@@ -88,6 +88,12 @@ def parse(loader: ConfigLoader, line: str) -> Override:
     return Override(str(parsed.input_line), parsed.key_or_group, changes, parsed.value() if changes else None)
 
 
+def text_value(line: str) -> str | None:
+    """Return the value of an override if it is one text, else None. Raises HydraException."""
+    value = OverridesParser.create(config_loader=cast(ConfigLoader, None)).parse_override(line).value()
+    return value if isinstance(value, str) else None
+
+
 def first_value(line: str) -> tuple[str, Any]:
     """Return key and value of an override, or of a sweep the first value. Raises HydraException or ValueError.
 
