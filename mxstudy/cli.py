@@ -37,6 +37,7 @@ from mxstudy.compat.hydra import (
     map_choices_if_asked,
     parse,
     read_files_once,
+    reading,
     stands_alone,
 )
 from mxstudy.config.conf_folders import CONF, SWEEPS
@@ -47,7 +48,7 @@ from mxstudy.launch.composed import Composed
 from mxstudy.launch.process_pool import begin_in_processes
 from mxstudy.reader import ConfigError, defaults, key_in, kinds_of, suggest
 from mxstudy.rehearsal import rehearse_data, stand_ins, without_foreign
-from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, as_text, check_shape, check_words
+from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, as_text, check_shape, check_words, unquoted
 
 # The bases of each config group: every YAML file of the group starts from one of them.
 BASES: dict[str, dict[str, Any]] = {
@@ -114,11 +115,11 @@ def hand_over(arguments: Sequence[str], take: Take | None = None) -> None:
     own, token = sys.argv, _take.set(take)
     sys.argv = [own[0], *in_hydras_order(arguments), *([] if words & HYDRA_ONLY else ["--multirun"])]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() writes the message
-    register(SWEEPS, arguments)
     compose_once()
     map_choices_if_asked()
     read_files_once()
     try:
+        register(SWEEPS, arguments)
         with callers_hydra_aside():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
     except (HydraException, OmegaConfBaseException, ConfigError, OSError) as error:
@@ -157,7 +158,7 @@ def after_launch(arguments: list[str]) -> int | str:
     try:
         check_shape(arguments, groups())
         (command,) = (value for key, _, value in (a.partition("=") for a in arguments) if key in LAUNCHED)
-        return run(command, [a for a in arguments if a.partition("=")[0] not in LAUNCHED])
+        return run(command, [unquoted(a) for a in arguments if a.partition("=")[0] not in LAUNCHED])
     except (ConfigError, OSError) as error:
         return explain(error)
     except KeyboardInterrupt:
@@ -194,7 +195,8 @@ def register(sweeps: Path, arguments: Iterable[str]) -> None:
 
 @functools.cache
 def register_sweep(path: Path) -> None:
-    ConfigStore.instance().store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
+    with reading(path):
+        ConfigStore.instance().store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
 
 
 @functools.cache  # Hydra's store lives as long as the process
@@ -349,7 +351,7 @@ def finish(config: DictConfig, choices: dict[str, str], overrides: Sequence[str]
     study = values.get("study")
     rehearsal = debug_values(choices.get("debug"), study)
     if study is None:
-        raise ConfigError(nothing_to_run(values.keys() - rehearsal.keys()))
+        raise ConfigError(nothing_to_run(values.keys() - rehearsal.keys(), choices))
     for group, key in partly_as_trained(values, choices):
         raise ConfigError(as_a_whole(group, key))
     notes: tuple[str, ...] = ()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from hydra.errors import MissingConfigException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE
+from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, UnreadableFile
 from mxstudy.config.conf_folders import STARTS
 from mxstudy.help.answers import belongs_to
 from mxstudy.help.group_choices import groups, visible
@@ -24,6 +24,8 @@ START = "+experiment=NAME or +sweep=NAME"
 def explain(error: Exception) -> str:
     """Return what is wrong and what would be right, instead of Hydra's advice to append unknown keys."""
     cause = error.__cause__
+    if isinstance(error, UnreadableFile) and cause is not None:
+        return f"{error}: cannot be read ({why_unreadable(cause)})"
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name}: no such choice; {suggest(name, groups().get(group, visible(error.options)))}"
@@ -51,6 +53,16 @@ def explain(error: Exception) -> str:
     return " ".join(one_line(part) for part in (error, cause) if part is not None)
 
 
+def why_unreadable(error: BaseException) -> str:
+    """Return what is wrong in a config file, with the line and column if the error knows them."""
+    if mark := getattr(error, "problem_mark", None):
+        advice = "write YAML: each KEY: VALUE once, indented by spaces"
+        return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', 'no YAML')}; {advice}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"{one_line(error)}; save it as UTF-8"
+    return f"{one_line(error)}; write KEY: VALUE, and as defaults a list of - GROUP: CHOICE"
+
+
 def as_a_whole(group: str, key: str) -> str:
     """Return the message that a part of an as_trained group can be changed only by choosing the whole group."""
     return (
@@ -59,8 +71,15 @@ def as_a_whole(group: str, key: str) -> str:
     )
 
 
-def nothing_to_run(values: Iterable[str]) -> str:
-    """Return the message for a command without a run; for `+experimant=NAME`, name the group that was meant."""
+def nothing_to_run(values: Iterable[str], choices: Mapping[str, str]) -> str:
+    """Return the message for a command without a run; for `+experimant=NAME`, name the group that was meant.
+
+    `values`: the keys of its config. `choices`: what it chose, by group.
+    """
+    for group in ("experiment", "sweep"):
+        if group in choices:
+            advice = "begin it with '# @package _global_', and its defaults with - /study: NAME"
+            return f"{group}={choices[group]}: its file names no kind of run; {advice}"
     for key in values:
         for near in difflib.get_close_matches(key, STARTS, n=1):
             return f"{key}: no such key; did you mean '+{near}'?"

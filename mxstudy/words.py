@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hydra.errors import HydraException
 
-from mxstudy.compat.hydra import first_value
+from mxstudy.compat.hydra import first_value, text_value
 from mxstudy.config.conf_folders import STARTS
 from mxstudy.reader import ConfigError, one_line, require, suggest
 
@@ -54,6 +54,18 @@ def as_text(word: str) -> str:
     quotes = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', r"\""), text)
     escaped = quotes.replace("${", r"\${")  # otherwise OmegaConf would look for a key of that name
     return f'{key}="{escaped}"'
+
+
+def unquoted(word: str) -> str:
+    """Return KEY=VALUE with the text that a training would read as VALUE: what stands in quotes, without them.
+
+    A word stays as it is if Hydra reads something else than one text, or cannot read it.
+    """
+    try:
+        text = text_value(word)
+    except HydraException:
+        return word
+    return word if text is None else f"{word.partition('=')[0]}={text}"
 
 
 def check_shape(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -> None:

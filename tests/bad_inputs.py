@@ -42,6 +42,9 @@ WORDS = [
     ),
     ("+launch=status runs_dir=a runs_dir=b", "runs_dir=a and runs_dir=b: one key is given twice"),
     ("+launch=status runs_dir=nope", "runs_dir: there are no runs in nope/"),
+    ("+launch=status runs_dir=", "runs_dir: must name a folder, not ''"),
+    ("+launch=retry runs_dir=''", "runs_dir: must name a folder, not ''"),
+    ('+launch=status runs_dir="\u00fc/nope"', "runs_dir: there are no runs in \u00fc/nope/"),
     ("+launch=status ~norm", "~norm: a key cannot be removed from a config"),
 ]
 
@@ -118,6 +121,28 @@ VALUES = [
     ("cache_dir=/proc/x", "cache_dir: no folder can be made in /proc (No such file or directory); give one that"),
     ("cache_dir=a_file", "cache_dir: HERE/a_file is a file; give a folder"),
     (f"cache_dir={'x' * 300}", "cache_dir: File name too long: HERE/xxx"),
+]
+
+# Files of a user's own choice, as group/mine.yaml; each line begins with the file.
+YAML = "cannot be read (line {}; write YAML: each KEY: VALUE once, indented by spaces)"
+MAPPING = "cannot be read ({}; write KEY: VALUE, and as defaults a list of - GROUP: CHOICE)"
+CHOICES = [
+    ("experiment", b"seed: [1\n", YAML.format("2, column 1: expected ',' or ']', but got '<stream end>'")),
+    ("experiment", b"seed: 1\nseed: 1\n", YAML.format("2, column 1: found duplicate key seed")),
+    ("experiment", b"a:\n\tb: 1\n", YAML.format("2, column 1: found character '\\t' that cannot start any token")),
+    ("experiment", b"\xff\xfe", "can't decode byte 0xff in position 0: invalid start byte; save it as UTF-8)"),
+    ("experiment", b"defaults: 3\n", "defaults must be a list (got int); write KEY: VALUE, and as defaults a list"),
+    (
+        "experiment",
+        b"defaults: [{nope_group: 3}]\n",
+        MAPPING.format("Unsupported item value in defaults : int. Supported: string or list"),
+    ),
+    ("experiment", b"", MAPPING.format("it is empty")),
+    ("experiment", b"- 1\n", MAPPING.format("it holds a list, not a mapping")),
+    ("experiment", b"3\n", MAPPING.format("Invalid loaded object type: int")),
+    ("precision", b"a: [1\n", YAML.format("2, column 1: expected ',' or ']', but got '<stream end>'")),
+    ("sweep", b"defaults: 3\n", "defaults must be a list (got int); write KEY: VALUE, and as defaults a list"),
+    ("sweep", b"seed: 1: 2\n", YAML.format("1, column 8: mapping values are not allowed here")),
 ]
 
 # Files of a corpus or tokenizer, and questions, for a small run on them.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bad_inputs import FILES, FOREIGN, LEFT, QUESTIONS, REMEDIES, TWO, VALUES, VARIABLES, WHOLE_FILES, WORDS
+from bad_inputs import CHOICES, FILES, FOREIGN, LEFT, QUESTIONS, REMEDIES, TWO, VALUES, VARIABLES, WHOLE_FILES, WORDS
 from commands import OWN_TEXT, SMALL, call, corpus, run
 from composing import an_experiment, compose_job
 from each import each
@@ -75,7 +75,7 @@ def refused(here: Path, job: Composed) -> str:
 
 
 def test_there_are_a_hundred_rows() -> None:
-    tables = (WORDS, VALUES, FILES, VARIABLES, FOREIGN, WHOLE_FILES)
+    tables = (WORDS, VALUES, CHOICES, FILES, VARIABLES, FOREIGN, WHOLE_FILES)
     assert sum(map(len, tables)) + len(REMEDIES) * len(LEFT) > 150
 
 
@@ -93,6 +93,19 @@ def call_as_given(words: list[str]) -> tuple[int, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("commands.latest", list)  # a key that is given twice stays twice
         return call(*words)
+
+
+@pytest.mark.integration
+@each("group, content, line", CHOICES)
+def test_a_bad_file_of_a_choice_is_named(group: str, content: bytes, line: str, here: Path, tmp_path: Path) -> None:
+    file = tmp_path / group / "mine.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(content)
+    words = ["+experiment=quickstart", "precision=mine"] if group == "precision" else [f"+{group}=mine"]
+    code, said = call(*words, f"--config-dir={tmp_path}")
+    assert (code, len(said.splitlines())) == (1, 1), said
+    assert said.startswith(f"{file}: cannot be read (")
+    assert line in said
 
 
 @pytest.fixture(scope="module")

@@ -140,6 +140,25 @@ def test_a_misspelt_choice_inside_a_yaml_file_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.integration
+@each("first", ["", "# @package _global_\n"])
+def test_an_experiment_of_the_users_own_that_names_no_kind_of_run_is_refused(first: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir(exist_ok=True)
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"{first}seed: 1\n")
+    error = compose("+experiment=mine", f"--config-dir={tmp_path}")[0].values
+    assert str(error) == (
+        "experiment=mine: its file names no kind of run; begin it with '# @package _global_', and its defaults with "
+        "- /study: NAME"
+    )
+
+
+@pytest.mark.integration
+def test_a_sweep_of_ours_that_is_no_yaml_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text("seed: [1\n")
+    monkeypatch.setattr(cli, "SWEEPS", tmp_path)
+    assert refusal("+sweep=mine").startswith(f"{tmp_path}/mine.yaml: cannot be read (line 2, column 1: expected ',' or")
+
+
+@pytest.mark.integration
 def test_an_experiment_of_the_users_own_is_found_and_named(tmp_path: Path) -> None:
     folder = tmp_path / "experiment" / "mine"
     folder.mkdir(parents=True)

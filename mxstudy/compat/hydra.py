@@ -6,8 +6,10 @@ Hydra imports this file when it starts, through hydra_plugins, so it imports onl
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from hydra._internal import defaults_list
@@ -86,6 +88,12 @@ def parse(loader: ConfigLoader, line: str) -> Override:
     return Override(str(parsed.input_line), parsed.key_or_group, changes, parsed.value() if changes else None)
 
 
+def text_value(line: str) -> str | None:
+    """Return the value of an override if it is one text, else None. Raises HydraException."""
+    value = OverridesParser.create(config_loader=cast(ConfigLoader, None)).parse_override(line).value()
+    return value if isinstance(value, str) else None
+
+
 def first_value(line: str) -> tuple[str, Any]:
     """Return key and value of an override, or of a sweep the first value. Raises HydraException or ValueError.
 
@@ -143,6 +151,22 @@ class LoaderWithMemory(ConfigLoaderImpl):
         return replace(first, config=whole)
 
 
+class UnreadableFile(HydraException):
+    """Raised for a config file that cannot be read, with its path; the error's cause says why."""
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Raise UnreadableFile for any error of the block, which does nothing but read that config file.
+
+    Why: Hydra and OmegaConf pass on whatever YAML, Unicode or their own checks raise, mostly without the file.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise UnreadableFile(str(file)) from error
+
+
 class Remembered:
     """Hydra's repository of configs, which is never copied and keeps every file in memory once it was read."""
 
@@ -166,10 +190,25 @@ class Remembered:
     def load_config(self, config_path: str) -> Any:
         """Return a copy of the file's config, because composing changes it."""
         if config_path not in self.loaded:
-            found = self.repository.load_config(config_path=config_path)
+            with reading(self.file_of(config_path)):
+                found = self.repository.load_config(config_path=config_path)
+                check_content(found)
             self.loaded[config_path] = pickle.dumps(found)
             self.names[config_path] = repr([vars(default) for default in (found and found.defaults_list) or ()])
         return pickle.loads(self.loaded[config_path])
+
+    def file_of(self, config_path: str) -> Path:
+        """Return the file of a config; where there is none, its path among the groups."""
+        folders = (source.path for source in self.repository.get_sources() if source.is_config(config_path))
+        return Path(next(folders, ""), f"{config_path.removesuffix('.yaml')}.yaml")
+
+
+def check_content(found: ConfigResult | None) -> None:
+    """Raise ValueError for a config that Hydra reads and then ignores: a list, or an empty file."""
+    if found is not None and not OmegaConf.is_dict(found.config):
+        raise ValueError("it holds a list, not a mapping")
+    if found is not None and found.path.startswith("file:") and not found.config and not found.defaults_list:
+        raise ValueError("it is empty")
 
 
 def stands_alone(loader: ConfigLoader, group: str, choice: str) -> bool:

@@ -47,7 +47,9 @@ def run(command: str, arguments: Sequence[str]) -> int:
     consent = named.get("setup")
     require(consent in (None, "run"), f"setup: must be run or left out, not {consent!r}")
     which = [a for a in arguments if a not in settings and a.partition("=")[0] not in named]
-    runs_dir = Path(named.get("runs_dir", "runs"))
+    place = named.get("runs_dir", "runs")
+    require(bool(place.strip()), f"runs_dir: must name a folder, not {place!r}")
+    runs_dir = Path(place)
     folders = select(which, runs_dir)
     wait: bool = read(bool, value_in("wait=" + named.get("wait", "false")), "wait")
     return COMMANDS[command](folders, runs_dir, changes_of(settings), Consent(wait, consent == "run"))

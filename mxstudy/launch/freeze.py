@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import mxstudy
-from mxstudy.reader import ConfigError
+from mxstudy.reader import ConfigError, one_line
+from mxstudy.studies.folders import FULL
 from mxstudy.tracking.locks import waiting_lock
 
 PACKAGE = Path(mxstudy.__file__).parent
@@ -33,11 +34,20 @@ def new_launch(runs_dir: Path) -> Path:
 
 @contextmanager
 def one_at_a_time(runs_dir: Path) -> Iterator[None]:
-    """Hold the lock of RUNS_DIR, so that two launches never submit the same run: the second waits for the first."""
+    """Hold the lock of RUNS_DIR, so that two launches never submit the same run: the second waits for the first.
+
+    Raises ConfigError with that key if there is no room, because an error of writing names no file.
+    """
     folder = runs_dir / NAME
-    folder.mkdir(parents=True, exist_ok=True)
-    with waiting_lock(folder / "lock"):
-        yield
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with waiting_lock(folder / "lock"):
+            yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        why = f"cannot write to {runs_dir} ({one_line(error)}); make room, or give another"
+        raise ConfigError(f"runs_dir: {why}") from None
 
 
 def freeze_code(runs_dir: Path) -> Path:

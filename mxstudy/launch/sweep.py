@@ -13,6 +13,7 @@ from mxstudy import config
 from mxstudy.launch.job_arms import arm_names
 from mxstudy.launch.plan import Job, varying
 from mxstudy.launch.say import say
+from mxstudy.reader import one_line as said_by
 from mxstudy.studies import study_of
 from mxstudy.tracking.code import different_code
 from mxstudy.tracking.folder import DONE
@@ -60,19 +61,29 @@ def merged(jobs: Sequence[Job]) -> list[str]:
 
 
 def summarise(jobs: list[Job]) -> dict[str, Summary]:
-    """Return each kind of run's summary of its finished jobs, by `study`, with what else differs between their runs."""
+    """Return each kind of run's summary of its finished jobs, by `study`, with what else differs between their runs.
+
+    If a summary fails, a line says why, and that the runs are complete.
+    """
     summaries = {}
     for kind in config.STUDIES:
         done = [job for job in jobs if job.config.study == kind and job.state in DONE]
         if done:
-            runs = {job.name: job.run for job in done}
-            summary = study_of(kind).summarise(runs, done[0].config.baseline)
-            as_run = [replace(job, backend=job.run.backend()) for job in done]
-            for sentence in filter(None, (backends_sentence(as_run), code_sentence(done))):
-                say(sentence)
-                summary = replace(summary, markdown=f"{summary.markdown}\n\n{sentence}")
-            summaries[kind] = summary
+            try:
+                summaries[kind] = summary_of(kind, done)
+            except Exception as error:  # a disk or a library may raise anything, and the sweep must still end
+                what = f"all {len(done)} runs of {kind} are complete, but could not be summed up or drawn"
+                say(f"{what} ({type(error).__name__}: {said_by(error)}); {AGAIN}")
     return summaries
+
+
+def summary_of(kind: str, done: list[Job]) -> Summary:
+    summary = study_of(kind).summarise({job.name: job.run for job in done}, done[0].config.baseline)
+    as_run = [replace(job, backend=job.run.backend()) for job in done]
+    for sentence in filter(None, (backends_sentence(as_run), code_sentence(done))):
+        say(sentence)
+        summary = replace(summary, markdown=f"{summary.markdown}\n\n{sentence}")
+    return summary
 
 
 def sweeps(jobs: list[Job]) -> list[Sweep]:

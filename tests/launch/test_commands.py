@@ -97,6 +97,17 @@ def test_runs_are_chosen_by_choices_values_and_names(
     assert launch(tmp_path, "stauts") == (1, "launch=stauts: no such choice; did you mean 'status'?")
 
 
+def test_what_stands_in_quotes_is_read_as_a_training_reads_it(
+    tmp_path: Path, runs: dict[str, RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ü b").symlink_to(tmp_path / "runs")
+    quoted = f'runs_dir="{tmp_path}/ü b"'
+    assert call("+launch=status", quoted, 'norm="rmsnorm"', "seed=1,2") == (0, "")
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 2
+    assert call("+launch=status", f"runs_dir={tmp_path}/ü b") == (0, "")  # Hydra cannot read it, and need not
+    assert call("+launch=cancel", quoted, "seed=55")[1].startswith("seed: no run in")
+
+
 def test_a_name_that_matches_two_runs_is_refused(tmp_path: Path, runs: dict[str, RunFolder]) -> None:
     config = runs["dead"].config()
     for digest in ("441a08" + "0" * 58, "441a08" + "1" * 58):

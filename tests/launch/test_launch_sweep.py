@@ -119,6 +119,23 @@ def test_a_failure_is_in_the_summary(tmp_path: Path, study: FakeStudy, store: St
     assert store.ended == {"quick: seed": ("failed", "1 arms\n\nNot done:\n\n- failed: seed=1")}
 
 
+def test_what_fails_at_the_end_leaves_the_runs_complete_and_closes_the_parent(
+    tmp_path: Path,
+    study: FakeStudy,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("figures").touch()
+    monkeypatch.setattr(study, "summarise", lambda *about: Path("figures/rehearsals").mkdir(parents=True))
+    assert inline.run_jobs(tracked(tmp_path / "runs", 1, 2)) == 0
+    assert store.ended == {"quick: seed": ("finished", "")}
+    why = "NotADirectoryError: Not a directory: figures/rehearsals"
+    line = f"all 2 runs of pretrain are complete, but could not be summed up or drawn ({why}); run the same command"
+    assert line in capsys.readouterr().out
+
+
 def test_a_signal_leaves_the_sweep_preempted_and_a_resumed_job_its_parent(
     tmp_path: Path, study: FakeStudy, store: Store
 ) -> None:

@@ -211,8 +211,10 @@ def test_a_job_of_this_machine_whose_ticket_cannot_be_written_is_said_to_go_on(
     monkeypatch.setitem(remote.SUBMIT, Local, lambda *about: iter([("launch/0", "LOG")]))
     monkeypatch.setattr(Ticket, "write", fill)
     jobs = plan(seeds(tmp_path / "runs", 1))
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(ConfigError) as caught:
         remote.submit_jobs(jobs, Local())
+    why = "No space left on device: F"
+    assert str(caught.value) == f"runs_dir: cannot write to {tmp_path}/runs ({why}); make room, or give another"
     assert f"{jobs[0].folder}: job launch/0 was submitted, but has no ticket; wait for" in capsys.readouterr().out
     assert RunFolder(jobs[0].folder).status().state == "queued"
 
