@@ -60,7 +60,7 @@ SETTINGS = {  # numbers in a page's sentences that say how something was made or
     "shakespeare": ("1.47", "5,000"),
     "spike_proxy": ("30 %", "1,200", "0.4814", "0.4688"),
     "spike_search_23m": ("0.98", "0.999", "1 %"),
-    "student_ablations": ("0.22", "-0.22", "0.9", "2,048", "9,000"),
+    "student_ablations": ("0.22", "-0.22", "0.9", "2,048", "6,000", "8,500", "9,000"),
     "student_figures": ("1 %", "75 %", "0.875", "1,200", "4,800", "8,900", "2,000", "0.5"),
     "student_teacher": ("0.88", "1,000", "1,500", "2,000", "6,500", "8,500", "9,000"),
 }

@@ -309,7 +309,7 @@ CONTRADICTIONS = (
             better(
                 "fp4-scales-size",
                 "arXiv 2509.25149",
-                "smaller blocks are better",
+                "with E8M0 scales, rounded down, smaller blocks are better",
                 "E8M0 scales, blocks of 16",
                 "E8M0 scales, blocks of 32",
             ),

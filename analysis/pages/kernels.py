@@ -221,6 +221,18 @@ def bandwidth_of_the_h100() -> str:
     return f"{geometric_mean(both['floor_us_h200'] / both['floor_us']):.2f}"
 
 
+def on_both_gpus() -> pd.DataFrame:
+    """Return the shapes in E2M1 of the H100, tuned, and of the H200, compiled the first way (columns ..._h200)."""
+    shape = ["format", "block_size", "hidden_size", "tokens"]
+    tuned = modes().query("gpu == 'H100' and format == 'E2M1'")
+    return tuned.merge(frame("kernels"), on=shape, suffixes=("", "_h200"))
+
+
+def h100_over_h200(column: str) -> str:
+    both = on_both_gpus()
+    return f"{geometric_mean(both[column] / both[f'{column}_h200']):.2f}"
+
+
 def e2m1_over_e4m3(column: str) -> float:
     """Return E2M1's time divided by E4M3's, B = 16, as the geometric mean over the shapes."""
     found = shapes().query("block_size == 16")
@@ -263,6 +275,9 @@ KERNELS: Parts = {
     "over the fastest": over_the_fastest,
     "over the first, mean": over_the_first,
     "bandwidth of the H100": bandwidth_of_the_h100,
+    "over the first, E2M1": lambda: f"{geometric_mean(on_both_gpus()['over_compiled_rmsnorm_h200']):.2f}",
+    "one pass, H100 over H200": partial(h100_over_h200, "mxnorm_one_pass_us"),
+    "compiled, H100 over H200": partial(h100_over_h200, "rmsnorm_compiled_us"),
     **{
         f"{said}, {gpu}, {fmt}": partial(of_modes, column, gpu, fmt)
         for gpu, fmt in (("H200", "E4M3"), ("H100", "E4M3"), ("H100", "E2M1"))

@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from analysis.pages.language_models import NORM
+from analysis.pages.language_models import LOSS, NORM
 from analysis.pages.marks import Parts, rows_of, share_of
 from analysis.pages.stated_lots import arms, judged, parts, runs_of
 from analysis.stated import Question
 from analysis.statistics import Effect
-from analysis.units import PLAN, chosen
+from analysis.units import PLAN, SEED, chosen
 from mxstudy.results import markdown
 
 MIXTURE = Question(
@@ -42,6 +42,15 @@ def within() -> str:
     return share_of(pairs().between(one.claim.rule.reproduced.low, one.claim.rule.reproduced.high))
 
 
+def mxnorm_minus_rmsnorm() -> str:
+    """Return the loss of MXNorm minus that of RMSNorm, both in MXFP8, by pair of seeds: '+0.0750 and -0.0188'."""
+    runs = runs_of(MIXTURE.sweep)
+    assert runs is not None
+    names = "MXFP8, MXNorm p=2", "MXFP8, RMSNorm"
+    ours, theirs = (runs[chosen(runs, MIXTURE.arms[name])].set_index(SEED)[LOSS] for name in names)
+    return " and ".join(f"{value:+.4f}" for value in (ours - theirs).dropna())
+
+
 def routing() -> str:
     """Return how the router spreads the tokens of a late step, by arm: means over seeds and layers."""
     runs, measured = runs_of(MIXTURE.sweep), rows_of("routing", MIXTURE.sweep).query("step == @LAST")
@@ -63,6 +72,7 @@ MOE: Parts = {
     **parts(MIXTURE.sweep),
     "arms": partial(arms, MIXTURE),
     "routing": routing,
+    "MXNorm minus RMSNorm": mxnorm_minus_rmsnorm,
     "pairs below": lambda: share_of(pairs() < 0),
     "pairs within": within,
     "mean": lambda: f"{100 * pairs().mean():+.2f} %",

@@ -182,6 +182,18 @@ def of_casts(of: Question, arm: str, statistic: str, form: str) -> str:
     return form.format(at_the_end(own, rf"/{statistic}$").mean()).replace("%", " %")
 
 
+def smaller_blocks() -> str:
+    """Return the loss with blocks of 16 minus that of 32, both with E4M3 scales: mean, least and most of the pairs."""
+    of = BY_FP4_SWEEP["fp4_scales"]
+    runs = runs_of(of.sweep)
+    if runs is None:
+        return NOT_RUN
+    arms_of = (of.arms[f"E4M3 scales, blocks of {size}"] for size in (16, 32))
+    small, large = (runs[chosen(runs, arm)].set_index(SEED)[LOSS] for arm in arms_of)
+    found = small - large
+    return f"{found.mean():+.4f} ({found.min():+.4f} .. {found.max():+.4f})"
+
+
 def made_twice(*sweeps: str) -> str:
     """Return how many runs these sweeps have from two machines, and how far apart, at most, their losses are."""
     losses_of = [runs.set_index("fingerprint")[LOSS] for runs in map(runs_of, sweeps) if runs is not None]
@@ -234,6 +246,7 @@ FP4: Parts = {
     "NVFP4 minus MXFP4": partial(mean_difference, "fp4-scales-nv", FP4_PAGE),
     "E4M3 scales minus E8M0": partial(mean_difference, "fp4-scales-format", FP4_PAGE),
     "E8M0, 16 minus 32": partial(mean_difference, "fp4-scales-size", FP4_PAGE),
+    "E4M3, 16 minus 32": smaller_blocks,
     **{
         f"{said} of {arm}": partial(of_casts, BY_FP4_SWEEP["fp4_scales"], arm, statistic, form)
         for arm in BY_FP4_SWEEP["fp4_scales"].arms

@@ -87,9 +87,9 @@ def count_of_activation(name: str) -> str:
     return counted(of_activation(name))
 
 
-def room_above_gelu() -> str:
-    """Return the largest difference that SwiGLU could have made: the share of GELU's runs that do not diverge."""
-    return f"{1 - (of_activation('GELU')['diverged'] > 0).mean():+.3f}"
+def by_step(step: int, name: str) -> str:
+    """Return how many runs with an activation have diverged by a step, of all: '41 of 64'."""
+    return share_of(of_activation(name)["outcome.diverged_at"] <= step)
 
 
 def jumping(name: str) -> str:
@@ -119,7 +119,7 @@ STUDENT_ABLATIONS: Parts = {
     },
     **{name: partial(count_of_activation, name) for name in ACTIVATIONS},
     **{f"{name} jumping": partial(jumping, name) for name in ACTIVATIONS},
-    "room above GELU": room_above_gelu,
+    **{f"{name} by step 6,000": partial(by_step, 6000, name) for name in ACTIVATIONS},
     "first jump": first_jump,
     "first loss": first_loss,
 }
