@@ -190,7 +190,7 @@ def left_out(titles: Sequence[str]) -> Html:
 
 def embedded(title: str, figure: Figure) -> Html:
     data = io.BytesIO()
-    figure.savefig(data, format="png")
+    results.save_figure(figure, data, format="png")
     plt.close(figure)
     image = base64.b64encode(data.getvalue()).decode()
     width = f"width: {ENLARGED * figure.get_figwidth():.1f}in"

@@ -303,7 +303,7 @@ def save(figure: Figure, chosen: argparse.Namespace, caption: str) -> None:
     paths = [FIGURES / f"{chosen.name}.{suffix}" for suffix in chosen.format]
     paths[0].parent.mkdir(parents=True, exist_ok=True)
     for path in paths:
-        figure.savefig(path)
+        results.save_figure(figure, path)
     (FIGURES / f"{chosen.name}.md").write_text(f"![{chosen.name}]({paths[0].name})\n\n{caption}")
     plt.close(figure)
     print(paths[0])

@@ -19,7 +19,8 @@ from analysis import loss_curves, style
 from analysis.figures import FIGURES as ALL
 from analysis.mxnorm import fig06_norm_rms, fig07_histograms, figa3_spike_scores
 from mxstudy.probes import spike_score
-from mxstudy.results import KNOWN, bin_edges, folders_of, load_metrics, load_probe, load_runs, write_table
+from mxstudy.results import KNOWN, bin_edges, folders_of, load_metrics, load_probe, load_runs, with_arms, write_table
+from mxstudy.studies.pretrain.tables import draw_losses
 from mxstudy.tracking.folder import RunFolder
 
 FIGURES = [loss_curves, fig06_norm_rms, fig07_histograms, figa3_spike_scores]
@@ -103,6 +104,22 @@ def test_a_figure_may_be_a_pdf_alone_as_wide_as_a_column(runs: Path, tmp_path: P
     assert capsys.readouterr().out == "figures/at_1.5.pdf\n"
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"at_1.5.pdf", "at_1.5.md"}
     assert b"/MediaBox [ 0 0 234 " in (tmp_path / "figures" / "at_1.5.pdf").read_bytes()  # 3.25 inches, in points
+
+
+def test_names_with_dollars_are_drawn_by_a_sweep_and_by_a_script(tmp_path: Path, monkeypatch, capsys) -> None:
+    """matplotlib takes text between two dollars for a formula, and raises an error where it is none."""
+    monkeypatch.chdir(tmp_path)
+    data = {"kind": "files", "format": "jsonl", "paths": ["p.jsonl"]}
+    for number, field in enumerate(("plain", "price_$_in_$", r"a$\q{$<b>x")):
+        folder = make_folder(tmp_path / "runs", f"{number}" * 64, LABELS[0], data=data | {"text_field": field})
+        write_rows(folder, [training_row(step, loss=2.0 + number) for step in range(3)])
+        folder.update(state="finished")
+    loss_curves.main(["--runs", "runs"])
+    assert capsys.readouterr().out == "figures/loss_curves.png\n"
+    folders = folders_of([tmp_path / "runs"])
+    runs = with_arms(load_runs(folders))
+    assert sum(name.count("$") for name in runs["arm"]) == 4
+    assert draw_losses(folders, runs, tmp_path / "of_the_sweep.png").exists()
 
 
 def test_loss_curves_are_raw_and_smoothed(runs: Path, monkeypatch) -> None:

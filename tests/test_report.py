@@ -223,7 +223,7 @@ def test_arms_on_different_backends_are_named_below_their_table() -> None:
     assert "<td>CPU</td><td>fused</td>" in report.page(others.assign(gpu=None), {})
 
 
-HOSTILE = "</td><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;"
+HOSTILE = "</td><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp; price_$_in_$ a$\\q{$"
 
 
 @pytest.mark.slow
@@ -239,7 +239,9 @@ def test_text_of_a_run_is_text_on_the_page_wherever_it_stands() -> None:
         assert set(re.findall(r"<[^>]*>", page)) <= set(plain_tags), column
     asked = frame.assign(**{f"config.{HOSTILE}": ["a", "a", "b", "b"], "fingerprint": HOSTILE})
     shown = [report.page(asked, {}), report.environment(frame.assign(state=HOSTILE))]
-    shown.append(report.embedded(HOSTILE, plt.figure()))
+    figure = plt.figure()
+    figure.suptitle(HOSTILE)
+    shown.append(report.embedded(HOSTILE, figure))
     for part in shown:
         assert re.findall(r"<script|<img src=x|onerror=\"", part) == []
 

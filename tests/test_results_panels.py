@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from io import StringIO
+from xml.sax.saxutils import escape
+
 import pandas as pd
 from each import each
 from figure_rules import broken
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from mxstudy.results import draw_arms, legend
+from mxstudy.results import draw_arms, legend, save_figure
 from mxstudy.results.curves import Curves
 from mxstudy.results.panels import SHARED, tokens_text
 
@@ -77,3 +81,19 @@ def test_a_figure_without_a_label_has_no_legend() -> None:
     figure.subplots().plot([0, 1])
     legend(figure)
     assert figure.legends == []
+
+
+@each("name", ["price_$_in_$", r"a$\q{$<b>x", r"a\$b$2^3$"])
+def test_a_dollar_in_a_name_is_a_dollar_in_a_figure_and_powers_of_ten_are_still_formulas(name: str) -> None:
+    figure = Figure(figsize=(3.25, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([1, 1e6], [0, 1], label=name)
+    axes.set(title=name, ylabel=name, xscale="log")
+    axes.set_yticks([0, 1], [name, name])
+    legend(figure)
+    for _ in ("png", "pdf"):  # each is written from the same figure
+        file = StringIO()
+        with rc_context({"svg.fonttype": "none"}):
+            save_figure(figure, file, format="svg")
+        assert file.getvalue().count(f">{escape(name)}</text>") == 5
+        assert "mathdefault" not in re.sub("<!--.*?-->", "", file.getvalue())

@@ -47,7 +47,7 @@ def draw_scales(axes: Axes, rows: pd.DataFrame) -> None:
     for i, (name, arm) in enumerate(ARMS.items()):
         counts = rows[rows["norm"] == name].groupby("value")["count"].sum()
         axes.bar(counts.index + 0.27 * (i - 1), counts / counts.sum(), width=0.25, color=color[arm])
-    axes.set(xlabel="scale of a block, k of $2^k$", ylabel="share of blocks", yscale="log", ylim=(None, 2.5))
+    axes.set(xlabel="scale of a block, k of 2ᵏ", ylabel="share of blocks", yscale="log", ylim=(None, 2.5))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
@@ -92,7 +92,7 @@ def draw_fidelity(axes: Axes, rows: pd.DataFrame) -> None:
         axes.errorbar(spread.index, 1 - spread["mean"], spread["std"], label=f"p={p:g}, B={block_size}", **style)
     axes.set_xscale("log", base=4)
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.set(yscale="log", xlabel="blocks of B in a row", ylabel="$r^2$")
+    axes.set(yscale="log", xlabel="blocks of B in a row", ylabel="r²")
     axes.invert_yaxis()
     high, low = axes.get_ylim()
     axes.set_yticks([missing for missing in MISSING if low < missing < high])

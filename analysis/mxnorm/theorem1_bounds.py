@@ -59,7 +59,7 @@ def draw_spread(axes: Axes, rows: pd.DataFrame) -> None:
     blocks = np.array(sorted(rows["blocks"].unique()))
     law = 2 * rows.loc[rows["blocks"] == blocks[0], "std"].max() / np.sqrt(blocks / blocks[0])
     axes.plot(blocks, law, color="0.5", linewidth=0.8)
-    axes.annotate(r"$1 / \sqrt{\mathrm{blocks}}$", (blocks[len(blocks) // 2], 1.2 * law[len(law) // 2]), fontsize=7)
+    axes.annotate("1 / √blocks", (blocks[len(blocks) // 2], 1.2 * law[len(law) // 2]), fontsize=7)
     axes.set_xscale("log", base=2)
     axes.set(xlabel="blocks in a row", ylabel="standard deviation over rows", yscale="log")
 

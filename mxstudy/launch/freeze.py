@@ -51,9 +51,14 @@ def one_at_a_time(runs_dir: Path) -> Iterator[None]:
 
 
 def freeze_code(runs_dir: Path) -> Path:
-    """Copy the current mxstudy/, unless that copy exists, and return the folder to put first on PYTHONPATH."""
+    """Copy the current mxstudy/, unless that copy exists, and return the folder to put first on PYTHONPATH.
+
+    Raises ConfigError if there is other code in that folder, for example because somebody else has made it.
+    """
     path = runs_dir.absolute() / NAME / f"code-{code_version()}"
-    if not path.exists():
+    if path.exists():
+        check_copy(path)
+    else:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             shutil.copytree(PACKAGE, temporary / "mxstudy", ignore=shutil.ignore_patterns("__pycache__"))
@@ -64,14 +69,33 @@ def freeze_code(runs_dir: Path) -> Path:
     return path
 
 
+def check_copy(path: Path) -> None:
+    """Raise ConfigError if the folder holds anything but the code in its name. Delete what Python has compiled there.
+
+    Python would run a compiled file without a look at its source.
+    """
+    for compiled in list(path.rglob("__pycache__")):
+        moved = compiled.rename(path.with_name(f".compiled-{secrets.token_hex(8)}"))  # a job may be writing there
+        shutil.rmtree(moved, ignore_errors=True)
+    if [*path.iterdir()] != [path / "mxstudy"] or version_of(path / "mxstudy") != code_version():
+        raise ConfigError(
+            f"{path}: its content is not the code in its name; delete it once no job uses it, to have it made anew"
+        )
+
+
 @functools.cache  # the process keeps the code that it has loaded
 def code_version() -> str:
-    """Return the first 12 digits of a sha256 over the names and contents of all files of mxstudy/."""
+    return version_of(PACKAGE)
+
+
+def version_of(package: Path) -> str:
+    """Return the first 12 digits of a sha256 over the names of all that is in a package, and the files' contents."""
     digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            content = path.read_bytes()
-            digest.update(f"{path.relative_to(PACKAGE)} {len(content)}\n".encode() + content)
+    for path in sorted(package.rglob("*")):
+        name = path.relative_to(package)
+        if "__pycache__" not in name.parts:
+            content = path.read_bytes() if path.is_file() else b""
+            digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:12]
 
 

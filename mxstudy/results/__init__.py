@@ -43,6 +43,7 @@ from mxstudy.results.mixed_code import with_code
 from mxstudy.results.panels import draw_arms as draw_arms
 from mxstudy.results.panels import in_tokens as in_tokens
 from mxstudy.results.panels import legend as legend
+from mxstudy.results.panels import save_figure as save_figure
 from mxstudy.results.run_arms import arm_rows as arm_rows
 from mxstudy.results.run_arms import with_arms as with_arms
 from mxstudy.results.stacks import STACK_PROBES as STACK_PROBES

@@ -15,6 +15,7 @@ SHARED = "0.4"  # the grey of a legend's entry for artists of several colours
 PAINTS = ("get_color", "get_facecolor")
 BESIDE = 16  # letters of a baseline's name that fit beside the lower panel
 ENTRY, LETTER, LINE = 0.5, 0.055, 0.15  # inches of a legend's entry without its text, of a letter, and of a line
+POWER = r"$\mathdefault{"  # begins the numbers of logarithmic axes, which matplotlib sets as formulas
 
 
 def draw_arms(
@@ -102,3 +103,16 @@ def colors_in(artists: Iterable[Any]) -> set[str]:
     """Return the colours of lines and areas, as text."""
     painted = [getattr(artist, name)() for artist in artists for name in PAINTS if hasattr(artist, name)]
     return set(map(str, painted))
+
+
+def save_figure(figure: Any, to: Any, **options: Any) -> None:
+    """Write a figure. No text is a formula but the numbers of logarithmic axes, so that `$` in a name stays as it is.
+
+    `to` and `options` are those of matplotlib's savefig.
+    """
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        if text.get_text() and not text.get_text().startswith(POWER):  # until they are drawn, numbers have no text
+            text.set_parse_math(False)
+    figure.savefig(to, **options)

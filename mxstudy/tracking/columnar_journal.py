@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mxstudy.reader import ConfigError
+from mxstudy.tracking.folder import checkpoints_in, step_of
 from mxstudy.whole_files import replacing
 
 PREFIX = "steps_"
@@ -28,7 +29,7 @@ class ColumnsError(ConfigError):
 class Columns:
     """A writer that appends steps; it first deletes the steps from `start` on that are already there.
 
-    Raises ColumnsError if steps before `start` are missing or cannot be read.
+    Raises ColumnsError if steps before `start` are missing or cannot be read; it names the checkpoint before them.
     """
 
     def __init__(self, folder: Path, replicas: int, start: int) -> None:
@@ -67,19 +68,30 @@ def supersede(folder: Path, replicas: int, start: int) -> None:
     for path in reversed([path for path in paths if first_step(path) >= start]):
         path.unlink()
     end = 0
-    for path, values in read_parts([path for path in paths if first_step(path) < start], replicas):
-        end = first_step(path) + len(values)
-        if end > start:
-            write_part(path, values[: start - end])
-    if end < start:
-        raise ColumnsError(f"{folder}: steps {end} to {start - 1} are missing; rerun=true trains them again")
+    try:
+        for path, values in read_parts([path for path in paths if first_step(path) < start], replicas):
+            end = first_step(path) + len(values)
+            if end > start:
+                write_part(path, values[: start - end])
+        if end < start:
+            raise ColumnsError(f"{folder}: steps {end} to {start - 1} are missing; rerun=true trains them again")
+    except ColumnsError as error:
+        raise ColumnsError(f"{error}{way_back(folder.parent / 'checkpoints', end)}") from error
+
+
+def way_back(checkpoints: Path, end: int) -> str:
+    """Return how a run of which the steps from `end` on are lost goes on without rerun=true, or "" if it cannot."""
+    reached = [path.name for path in checkpoints_in(checkpoints) if step_of(path) <= end]
+    return f"; to go on from {reached[-1]}, delete the folders of later steps in {checkpoints}" if reached else ""
 
 
 def read_parts(paths: Sequence[Path], replicas: int) -> Iterator[tuple[Path, np.ndarray]]:
     end = 0
     for path in paths:
         if first_step(path) != end:
-            raise ColumnsError(f"{path}: steps {end} to {first_step(path) - 1} before it are missing")
+            raise ColumnsError(
+                f"{path}: steps {end} to {first_step(path) - 1} before it are missing; rerun=true trains them again"
+            )
         values = read_part(path)
         if values.shape[-1] != replicas:
             raise ColumnsError(f"{path}: has {values.shape[-1]} replicas, not {replicas}")

@@ -254,6 +254,38 @@ def test_code_is_copied_once_and_found_before_all_other(tmp_path: Path) -> None:
     assert (said.stdout.strip(), said.stderr) == (str(code / "mxstudy/launch/__main__.py"), "")
 
 
+@each("altered", ["mxstudy/reader.py", "mxstudy/reader/__init__.py", "mxstudy/new.so", "torch.py"])
+def test_a_copy_of_the_code_that_was_altered_is_refused(tmp_path: Path, altered: str) -> None:
+    """Somebody else's runs/ may have been copied here, and its code would run unasked."""
+    code = freeze_code(tmp_path)
+    (code / altered).parent.mkdir(exist_ok=True)
+    (code / altered).write_text("print('not mine')")
+    with pytest.raises(ConfigError, match=rf"{code.name}: its content is not the code in its name; delete it"):
+        freeze_code(tmp_path)
+    shutil.rmtree(code)
+    assert freeze_code(tmp_path) == code
+
+
+def test_a_folder_behind_a_link_is_not_of_the_code(tmp_path: Path) -> None:
+    code = freeze_code(tmp_path)
+    (code / "mxstudy/reader").symlink_to(tmp_path)  # Python would import it in place of reader.py
+    with pytest.raises(ConfigError, match="its content is not the code in its name"):
+        freeze_code(tmp_path)
+
+
+def test_what_python_compiled_in_the_code_is_not_trusted(tmp_path: Path) -> None:
+    code = freeze_code(tmp_path)
+    for folder in ("mxstudy", "mxstudy/launch"):
+        (code / folder / "__pycache__").mkdir()
+        (code / folder / "__pycache__" / "reader.cpython-311.pyc").write_bytes(b"other code")
+    (code / "mxstudy/data/__pycache__").symlink_to(mine := tmp_path / "mine")
+    mine.mkdir()
+    (mine / "kept.pyc").touch()
+    assert freeze_code(tmp_path) == code
+    assert [*code.rglob("__pycache__")] == []
+    assert (mine / "kept.pyc").exists()
+
+
 @pytest.mark.slow
 def test_a_job_knows_no_hydra() -> None:
     code = "import sys, mxstudy.launch.__main__; sys.exit(bool({'hydra', 'omegaconf'} & sys.modules.keys()))"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from mxstudy.students import train as student_teacher
 from mxstudy.students.stack import Stack
 from mxstudy.students.train import next_stop, step_of_death
 from mxstudy.tracking.columnar_journal import ColumnsError
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import RunFolder, checkpoints_in
 from mxstudy.tracking.journal import read_journal
 
 pytestmark = pytest.mark.integration
@@ -262,8 +263,25 @@ def test_damaged_columns_stop_a_resume_before_a_step(tmp_path: Path) -> None:
     folder = make(tmp_path, config)
     student_teacher.run(config, folder, "arm")
     (folder.columns / "steps_00000008.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ColumnsError, match=r"steps_00000008\.parquet: truncated or corrupt"):
+    with pytest.raises(ColumnsError, match=r"steps_00000008\.parquet: truncated or corrupt .*; rerun=true [^;]*$"):
         student_teacher.run(config, folder, "arm")
+
+
+def test_lost_columns_are_trained_again_from_the_checkpoint_that_the_message_names(
+    tmp_path: Path, undisturbed: RunFolder
+) -> None:
+    config = configured(checkpoint={"every_steps": 8, "keep_last": 9})
+    folder = make(tmp_path, config)
+    student_teacher.run(config, folder, "arm")
+    lost = folder.columns / "steps_00000008.parquet"
+    lost.unlink()
+    where = rf"rerun=true trains them again; to go on from step_00000008, .* of later steps in {folder.checkpoints}$"
+    with pytest.raises(ColumnsError, match=where):
+        student_teacher.run(config, folder, "arm")
+    for later in checkpoints_in(folder.checkpoints)[1:]:
+        shutil.rmtree(later)
+    student_teacher.run(config, folder, "arm")
+    assert columns(folder).tobytes() == columns(undisturbed).tobytes()
 
 
 # -------------------------------------------------------------------------------------------------- while watched

@@ -158,7 +158,7 @@ def draw_losses(folders: Sequence[RunFolder], runs: pd.DataFrame, path: Path) ->
     top.set_ylabel("loss, nats a token")
     results.legend(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    results.save_figure(figure, path, dpi=120)
     return path.resolve()
 
 
