@@ -72,8 +72,8 @@ def submit(words: Sequence[str], environment: dict[str, str]) -> tuple[int, floa
     return int(lines[-1].split()[0]), seconds
 
 
-def extremes(seconds: Sequence[float]) -> dict[str, float]:
-    return {"fastest_s": min(seconds), "slowest_s": max(seconds)}
+def of_rounds(seconds: list[float]) -> dict[str, Any]:
+    return {"fastest_s": min(seconds), "slowest_s": max(seconds), "rounds_s": seconds}
 
 
 def slurm_or_stand_in(folder: Path) -> dict[str, str]:
@@ -98,11 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         environment = slurm_or_stand_in(Path(folder))
         for name, words in SWEEPS.items():
             rounds = [submit(words(options.jobs), environment) for _ in range(options.rounds)]
-            rows.append({"vary_in": name, "jobs": rounds[0][0], **extremes([seconds for _, seconds in rounds])})
+            rows.append({"vary_in": name, "jobs": rounds[0][0], **of_rounds([seconds for _, seconds in rounds])})
         for name, command in PRINTING.items():
             seconds = [run(command, environment)[1] for _ in range(options.rounds)]
-            rows.append({"prints": name, "command": " ".join(command), **extremes(seconds)})
-    show(rows)
+            rows.append({"prints": name, "command": " ".join(command), **of_rounds(seconds)})
+    show(rows, without=["rounds_s"])
     queue = "Slurm" if "SLURM_CONF" in os.environ else "a stand-in for sbatch"
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     measured(rows, options.json, queue=queue, cores=cores, load=load)
