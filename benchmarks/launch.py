@@ -4,7 +4,8 @@
 
 There are two sweeps, of 500 and of 504 jobs. The first varies values (learning rate and seed). In the second, each job
 has its own group choices (model, precision and schedule). With SLURM_CONF, jobs are submitted to that Slurm on hold and
-then cancelled. Without it, a stand-in for sbatch answers at once, and the queue's own time is not counted.
+then cancelled. Without it, a stand-in for sbatch answers at once, and the queue's own time is not counted. Two commands
+that only print are timed as well: a dry run of a sweep, and the config of an experiment.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ PRECISIONS = (
     *("mxfp8_e5m2", "mxfp8_e5m2_act", "mxfp8_e5m2_act_grad", "mxfp8_e5m2_bf16_act", "mxfp8_e5m2_forward_only"),
     *("mxfp8_e5m2_grad", "mxfp8_e5m2_weight", "mxfp8_forward_only"),
 )
+PRINTING = {"dry run": ("+sweep=mitigations", "dry_run=true"), "config": ("+experiment=quickstart", "--cfg", "job")}
 STAND_INS = {"sbatch": "echo Submitted batch job 1", "squeue": "true", "srun": "true", "scancel": "true"}
 
 
@@ -54,17 +56,24 @@ def groups(jobs: int) -> list[str]:
 SWEEPS = {"values": values, "groups": groups}
 
 
-def submit(words: Sequence[str], environment: dict[str, str]) -> tuple[int, float]:
-    """Submit a sweep and cancel it. Return the number of submitted jobs and the seconds that submitting took."""
+def run(words: Sequence[str], environment: dict[str, str]) -> tuple[list[str], float]:
+    """Run mxstudy with these words in an empty folder. Return the lines that it printed and the seconds it took."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "mxstudy", *EXPERIMENT, *words, *ON_SLURM]
+        command = [sys.executable, "-m", "mxstudy", *words]
         began_s = time.perf_counter()
         done = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True)
-        seconds = time.perf_counter() - began_s
-        submitted = int(done.stdout.splitlines()[-1].split()[0])
-        jobs = {line.split("_")[0] for line in done.stdout.splitlines()[1:-1]}
-        subprocess.run(["scancel", *jobs], env=environment, check=True)
-    return submitted, seconds
+        return done.stdout.splitlines(), time.perf_counter() - began_s
+
+
+def submit(words: Sequence[str], environment: dict[str, str]) -> tuple[int, float]:
+    """Submit a sweep and cancel it. Return the number of submitted jobs and the seconds that submitting took."""
+    lines, seconds = run([*EXPERIMENT, *words, *ON_SLURM], environment)
+    subprocess.run(["scancel", *{line.split("_")[0] for line in lines[1:-1]}], env=environment, check=True)
+    return int(lines[-1].split()[0]), seconds
+
+
+def of_rounds(seconds: list[float]) -> dict[str, Any]:
+    return {"fastest_s": min(seconds), "slowest_s": max(seconds), "rounds_s": seconds}
 
 
 def slurm_or_stand_in(folder: Path) -> dict[str, str]:
@@ -89,9 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         environment = slurm_or_stand_in(Path(folder))
         for name, words in SWEEPS.items():
             rounds = [submit(words(options.jobs), environment) for _ in range(options.rounds)]
-            seconds = [each for _, each in rounds]
-            rows.append({"vary_in": name, "jobs": rounds[0][0], "fastest_s": min(seconds), "slowest_s": max(seconds)})
-    show(rows)
+            rows.append({"vary_in": name, "jobs": rounds[0][0], **of_rounds([seconds for _, seconds in rounds])})
+        for name, command in PRINTING.items():
+            seconds = [run(command, environment)[1] for _ in range(options.rounds)]
+            rows.append({"prints": name, "command": " ".join(command), **of_rounds(seconds)})
+    show(rows, without=["rounds_s"])
     queue = "Slurm" if "SLURM_CONF" in os.environ else "a stand-in for sbatch"
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     measured(rows, options.json, queue=queue, cores=cores, load=load)

@@ -112,7 +112,9 @@ def test_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.delenv("SLURM_CONF", raising=False)
     launch.main(["--jobs", "10", "--rounds", "1", "--json", str(tmp_path / "launch.json")])
     written = json.loads((tmp_path / "launch.json").read_text())
-    assert [(row["vary_in"], row["jobs"]) for row in written["rows"]] == [("values", 10), ("groups", 12)]
+    *sweeps, dry_run, config = written["rows"]
+    assert [(row["vary_in"], row["jobs"]) for row in sweeps] == [("values", 10), ("groups", 12)]
+    assert (dry_run["prints"], config["prints"]) == ("dry run", "config")
     assert written["settings"]["queue"] == "a stand-in for sbatch"
     assert "slowest_s" in capsys.readouterr().out
 

@@ -44,6 +44,11 @@ def largest_error() -> str:
     return f"{frame('head_loss')[['loss_error', 'dx_error', 'dw_error']].to_numpy().max():.4f}"
 
 
+def loss_error() -> str:
+    """Return the largest relative difference of the loss of our chunks to that of whole logits in eager mode."""
+    return f"{max(one['loss_error'] for one in rows('head_loss') if one['arm'].startswith('chunks')):.1g}"
+
+
 HEAD_LOSS: Parts = {
     "head and loss": arms,
     **{
@@ -56,4 +61,5 @@ HEAD_LOSS: Parts = {
         for said, arm in (("chunks", USUAL), ("whole logits, compiled", "whole, compiled"), ("eager", "whole, eager"))
     },
     "largest error": largest_error,
+    "loss error": loss_error,
 }

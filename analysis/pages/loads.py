@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -93,6 +94,16 @@ def best_of_hflm() -> str:
     return str(found)
 
 
+def batch_of_hflm() -> str:
+    return best_of_hflm().rpartition(" ")[2]
+
+
+def gain_of_hflm() -> str:
+    """Return how much faster HFLM's best batch size is than the slowest one that was tried."""
+    slowest = min(one["over_hflm"] for one in rows("evaluation_speed") if one["who"].startswith("HFLM"))
+    return f"{1 / slowest:.1f}"
+
+
 def right() -> str:
     return least_and_most(100 * frame("evaluation_speed")["right"], ".1f") + " %"
 
@@ -103,6 +114,8 @@ EVALUATION: Parts = {
     "requests": lambda: f"{rows('evaluation_speed')[0]['requests']:,}",
     "rounds": lambda: f"{benchmark('evaluation_speed')['settings']['rounds']}",
     "right": right,
+    "HFLM's batch": batch_of_hflm,
+    "HFLM's gain": gain_of_hflm,
     "who": answering,
     **{said: partial(over_hflm, who) for said, who in OURS.items()},
     **{f"{said}, spread": partial(over_hflm, who, "{least_over:.1f} .. {most_over:.1f}") for said, who in OURS.items()},
@@ -110,24 +123,49 @@ EVALUATION: Parts = {
 }
 
 
+LAUNCH_LIMITS = {"values": 4.0, "groups": 10.0, "dry run": 10.0, "config": 1.5}  # seconds
+SECONDS = ("fastest, s", "slowest, s", "limit, s", "rounds within it")
+
+
 def jobs() -> str:
     said = {"values": "values", "groups": "group choices"}
-    cells = [
-        (one["jobs"], said[one["vary_in"]], f"{one['fastest_s']:.1f}", f"{one['slowest_s']:.1f}")
-        for one in rows("launch")
-    ]
-    return markdown(["jobs", "vary in", "fastest, s", "slowest, s"], cells, left=["vary in"])
+    cells = [(timed(name)["jobs"], words, *seconds_of(name)) for name, words in said.items()]
+    return markdown(["jobs", "vary in", *SECONDS], cells, left=["vary in"])
 
 
-def launched(vary_in: str) -> str:
-    one = row("launch", vary_in=vary_in)
-    return f"{one['fastest_s']:.1f} to {one['slowest_s']:.1f} s"
+def printing() -> str:
+    cells = [(f"`python -m mxstudy {timed(name)['command']}`", *seconds_of(name)) for name in ("dry run", "config")]
+    return markdown(["command", *SECONDS], cells, left=["command"])
+
+
+def timed(name: str) -> dict[str, Any]:
+    """Return the row of a sweep, by what varies in it, or of a command that prints something."""
+    (found,) = (one for one in rows("launch") if name in (one.get("vary_in"), one.get("prints")))
+    return found
+
+
+def seconds_of(name: str) -> tuple[str, ...]:
+    """Return the cells of a row in the columns SECONDS."""
+    one, limit = timed(name), LAUNCH_LIMITS[name]
+    return f"{one['fastest_s']:.1f}", f"{one['slowest_s']:.1f}", f"{limit:g}", within(name)
+
+
+def within(name: str) -> str:
+    """Return in how many rounds the limit was met: '4 of 5'."""
+    return share_of(pd.Series(timed(name)["rounds_s"]) <= LAUNCH_LIMITS[name])
+
+
+def launched(name: str) -> str:
+    return least_and_most(pd.Series(timed(name)["rounds_s"]), ".1f") + " s"
 
 
 LAUNCH: Parts = {
     "jobs": jobs,
-    "values": partial(launched, "values"),
-    "groups": partial(launched, "groups"),
+    "printing": printing,
+    "commit": lambda: commit_of("launch"),
+    "load": lambda: f"{benchmark('launch')['settings']['load']:.1f}",
+    **{name: partial(launched, name) for name in LAUNCH_LIMITS},
+    **{f"{name}, within": partial(within, name) for name in ("values", "dry run")},
 }
 
 

@@ -59,6 +59,7 @@ def clock(sharing: str) -> str:
 # ------------------------------------------------------------------------------------------- the kernels of one step
 
 MODEL, GPU, TARGET = "llama_23m", "H100", 1.7e6  # tokens/s, set for an H200
+ON_THE_H200 = "llama_1b", "H200"  # the newest steps there beside which a copy was measured
 
 
 def tokens() -> int:
@@ -80,6 +81,16 @@ def rest_ms() -> float:
     return kernels_ms(MODEL, MXFP8, GPU) - busy_ms()
 
 
+def copied(model: str, gpu: str) -> float:
+    """Return the TB/s of a copy beside the steps of a model."""
+    return float(benchmark(name_of(model, gpu))["settings"]["copied_bytes_per_s"] / 1e12)
+
+
+def h200_rest_ms() -> float:
+    """Return the ms of all kernels but GEMMs and attention on an H200, if they gain as much as a copy does."""
+    return rest_ms() * copied(MODEL, GPU) / copied(*ON_THE_H200)
+
+
 KERNELS: Parts = {
     "profile": partial(profile, MODEL, (GPU,), (BF16, MXFP8)),
     "kernels": lambda: f"{kernels_ms(MODEL, MXFP8, GPU):.1f}",
@@ -90,6 +101,11 @@ KERNELS: Parts = {
     "all else": lambda: f"{rest_ms():.1f}",
     "left to all else": lambda: f"{target_ms() - busy_ms():.1f}",
     "faster": lambda: f"{rest_ms() / (target_ms() - busy_ms()):.2f}",
+    "copy, H100": lambda: f"{copied(MODEL, GPU):.2f}",
+    "copy, H200": lambda: f"{copied(*ON_THE_H200):.2f}",
+    "all else, H200": lambda: f"{h200_rest_ms():.1f}",
+    "step, H200": lambda: f"{busy_ms() + h200_rest_ms():.1f}",
+    "H200 without gaps": lambda: f"{tokens() / (busy_ms() + h200_rest_ms()) / 1e3:.2f}",
     "commit of the profile": lambda: f"`{benchmark(name_of(MODEL, GPU))['provenance']['commit']}`",
 }
 
@@ -104,4 +120,5 @@ SIDE_BY_SIDE: Parts = {
     "power": lambda: least_and_most(frame("side_by_side")["power_w_median"], ".0f"),
     **{f"clock of several, {sharing}": partial(clock, sharing) for sharing in SAID},
     "same bits": lambda: share_of(frame("side_by_side")["same_bits"]),
+    "different bits": lambda: share_of(~frame("side_by_side")["same_bits"]),
 }
