@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.gpu_log import shown
+from benchmarks.kernel_times import shown_profiles
 from benchmarks.report import measured, options_of, show, training_options
-from benchmarks.train_step import MXNORM, PROFILED, RMSNORM, Arm, Case, measure, shown_kernels
+from benchmarks.train_step import MXNORM, PROFILED, RMSNORM, STEPS_A_ROUND, Arm, Case, measure
 from benchmarks.training import MODELS, build, model_of
 from mxstudy import config
 from mxstudy.train.loop import TrainingRun
@@ -92,12 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = {name: build_contender(case, one) for name, one in CONTENDERS.items()}
     rows = rows_of(runs, chosen.seconds)
     profiled = {name: run for name, run in runs.items() if chosen.profile and not CONTENDERS[name].is_loop}
-    kernels = shown_kernels(profiled)
+    profiles = shown_profiles(profiled, STEPS_A_ROUND) if profiled else {}
+    kernels = profiles.get("kernels", {})
     for row in rows:
         row["kernels_ms"] = kernels[row["arm"]][-1]["ms"] if row["arm"] in kernels else None
     show([shown(row) for row in rows])
     sizes = {"model": chosen.model, "batch": chosen.batch, "sequence": chosen.sequence, "compile": not chosen.eager}
-    measured(rows, chosen.json, **sizes, **({"kernels": kernels} if kernels else {}))
+    measured(rows, chosen.json, **sizes, **profiles)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,9 @@ from omegaconf import OmegaConf
 
 from benchmarks.gpu_log import GpuLog, shown
 from benchmarks.inductor import OwnSettings, recompute_between_products
+from benchmarks.kernel_times import shown_profiles
 from benchmarks.report import measured, options_of, show, training_options
-from benchmarks.timing import Timed, bandwidth, median_and_spread, synchronize, timed
+from benchmarks.timing import Timed, bandwidth, median_and_spread, timed
 from benchmarks.torchao_linear import use_torchao
 from benchmarks.training import LLAMAS, MODELS, model_of, pretraining, training_run
 from mxstudy import config
@@ -60,8 +61,7 @@ from mxstudy.train.runtime import configure_torch, resolve_device
 WARMUP_ROUNDS = 3  # the first compiles
 STEPS_A_ROUND = 4  # the host launches one behind the other, as in a training
 RECOMPUTED = 7 / 16  # of the blocks; by arithmetic, llama_1b then needs 39 GiB in MXFP8, and in bf16 with 6 / 16
-LONGEST = 30  # kernels of a step that --profile lists
-PROFILED = "also show each arm's longest kernels of a step"
+PROFILED = "also show each arm's longest kernels, and how long the GPU waits between kernels"
 BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that fit on a GPU with 141 GB
 
 
@@ -264,34 +264,6 @@ def more_bytes(model: config.Decoder, tokens: int) -> int:
     return model.num_layers * tokens * 2 * ((2 * 2 + 2 * 3) * thin + qkv + inner)
 
 
-def kernels_of(run: TrainingRun) -> list[dict[str, Any]]:
-    """Return the device time of one step: its longest kernels first, and last the total."""
-    activity = torch.profiler.ProfilerActivity
-    activities = [activity.CPU, activity.CUDA] if run.device.type == "cuda" else [activity.CPU]
-    with torch.profiler.profile(activities=activities) as profile:
-        train_step(run, 0)
-        synchronize(run.device)
-    cuda = run.device.type == "cuda"
-    on_device = [e for e in profile.key_averages() if (e.device_type == torch.autograd.DeviceType.CUDA) == cuda]
-    events = [e for e in on_device if not e.is_user_annotation]  # annotations are sums of other events
-    times = [(e.self_device_time_total if cuda else e.self_cpu_time_total, e) for e in events]
-    total = sum(time_us for time_us, _ in times)
-    longest = sorted(times, key=lambda pair: -pair[0])[:LONGEST]
-    return [
-        {"kernel": e.key[:90], "calls": e.count, "ms": time_us / 1e3, "share": time_us / total}
-        for time_us, e in longest
-    ] + [{"kernel": "all", "calls": sum(e.count for _, e in times), "ms": total / 1e3, "share": 1.0}]
-
-
-def shown_kernels(runs: dict[str, TrainingRun]) -> dict[str, list[dict[str, Any]]]:
-    """Print and return the device time of a step of each arm, by kernel."""
-    kernels = {name: kernels_of(run) for name, run in runs.items()}
-    for name, table in kernels.items():
-        print(f"\n{name}")
-        show(table)
-    return kernels
-
-
 def case_of(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Case:
     """Return the case that the options choose."""
     model = model_of(chosen.model)
@@ -326,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokens = case.batch_size * case.sequence_length
     floor = 1 + more_bytes(case.model, tokens) / copied_per_s / (rows[0]["step_ms"] / 1e3)
     print(f"floor of mxfp8 over bf16, from the extra bytes at {copied_per_s / 1e12:.3f} TB/s: {floor:.4f}")
-    kernels = shown_kernels(runs) if chosen.profile else {}
+    profiles = shown_profiles(runs, STEPS_A_ROUND) if chosen.profile else {}
     show([shown(row) for row in rows])
     sizes = {
         "baseline": BASELINE,
@@ -337,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     sizes |= {"copied_bytes_per_s": copied_per_s, "floor_over_bf16": floor}
     settings = {"model": chosen.model, **sizes, "compile": not chosen.eager}
-    measured(rows, chosen.json, **settings, **({"kernels": kernels} if kernels else {}))
+    measured(rows, chosen.json, **settings, **profiles)
 
 
 if __name__ == "__main__":

@@ -132,6 +132,8 @@ def test_train_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         assert row["rounds"] >= 3
         assert row["mfu"] is None
         assert written["settings"]["kernels"][row["arm"]][-1]["share"] == 1
+        waits = written["settings"]["waits"][row["arm"]]
+        assert 0 < waits["busy_ms"] == pytest.approx(waits["step_ms"] - waits["idle_ms"])
     assert (written["settings"]["ffn"], written["settings"]["vocabulary"]) == (96, 64)
     assert written["settings"]["floor_over_bf16"] > 1
     assert "over_bf16" in capsys.readouterr().out
