@@ -121,11 +121,17 @@ def counts(name: str) -> Parts:
     }
 
 
+OTHER_SOAKS = {"before": "soak_before", "again": "soak_again"}
 SOAK: Parts = {
     "trials by kind": soaked,
     "disk": lambda: f"{benchmark('soak')['settings']['disk_mb']} MB",
     **counts("soak"),
-    **{f"{part}, before": make for part, make in counts("soak_before").items() if part != "cores"},
+    **{
+        f"{part}, {said}": make
+        for said, of in OTHER_SOAKS.items()
+        for part, make in counts(of).items()
+        if part != "cores"
+    },
 }
 
 
