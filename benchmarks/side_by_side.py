@@ -64,6 +64,7 @@ def settings_of(options: argparse.Namespace) -> config.Pretrain:
         sequence_length=options.sequence,
         compile=not options.eager,
         device=options.device,
+        deterministic=options.deterministic,
     )
     return pretraining(model_of(options.model), config.RMSNorm(), everywhere(options.precision), train, lr=1e-3)
 
@@ -73,7 +74,7 @@ def work(options: argparse.Namespace) -> None:
     began_s = time.perf_counter()
     settings = settings_of(options)
     device = resolve_device(options.device)
-    configure_torch(settings.train.compile)
+    configure_torch(settings.train.compile, settings.train.deterministic)
     shards: Any = {"pysource": RandomShards(settings.model.vocab_size)}
     with tempfile.TemporaryDirectory() as folder:
         recorder = Written(Journal(Path(folder) / "metrics.jsonl"))
@@ -200,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, nargs="+", default=[1, 2, 4, 8], help="processes at once")
     parser.add_argument("--sharing", nargs="+", choices=SHARING, default=list(SHARING))
     parser.add_argument("--seconds", type=float, default=12.0, help="of each turn")
+    parser.add_argument("--deterministic", action="store_true", help="with train.deterministic")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     training_options(parser)
     chosen = parser.parse_args(words)
@@ -212,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = resolve_device(chosen.device)  # by name: a process that finds no GPU would train on the CPU, for minutes
     own = ["--model", chosen.model, "--precision", chosen.precision, "--device", device.type]
     own += ["--batch", str(chosen.batch), "--sequence", str(chosen.sequence), *(["--eager"] if chosen.eager else [])]
+    own += ["--deterministic"] if chosen.deterministic else []
     rows: list[dict[str, Any]] = []
     with GpuLog(device) as log:
         for each in sharing:
@@ -223,6 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show([shown(row) for row in rows])
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     about = {"model": chosen.model, "precision": chosen.precision, "batch": chosen.batch, "sequence": chosen.sequence}
+    about |= {"deterministic": chosen.deterministic}
     measured(rows, chosen.json, **about, seconds=chosen.seconds, device_name=gpu, cores=len(os.sched_getaffinity(0)))
 
 

@@ -104,8 +104,10 @@ def test_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", "llama_tiny", "--batch", "2", "--sequence", "64", "--seconds", "0.5", "--eager"]
     words += ["--runs", "1", "2", "--sharing", "slices", "--device", "cpu", "--json", str(tmp_path / "side.json")]
-    side_by_side.main(words)
-    one, two = json.loads((tmp_path / "side.json").read_text())["rows"]
+    side_by_side.main([*words, "--deterministic"])
+    written = json.loads((tmp_path / "side.json").read_text())
+    assert written["settings"]["deterministic"]
+    one, two = written["rows"]
     assert (one["runs"], two["runs"]) == (1, 2)
     assert one["same_bits"]
     assert 0 < two["least_of_one"] <= two["most_of_one"] < two["tokens_per_s"]
