@@ -182,7 +182,7 @@ ABLATIONS = (
             rule=rule,
             page="student_ablations",
             there="one run a size",
-            comparisons=5,
+            comparisons=5,  # the claims of figure 2, which were stated to be judged together
         )
         for name, where, says, words, judge, rule in (
             (

@@ -245,7 +245,7 @@ LATER = (
                 ("attention",), {**MX_CODE, HEADS: (1, 2, 4, 8, 16)}, {**MX_CODE, HEADS: 0}, without_open=True
             ),
             rule=rule,
-            comparisons=2,
+            comparisons=2,  # this figure's claims, which were stated to be judged together
             page="student_ablations",
         )
         for name, words, rule in (("more", "no less", between(-inf, HALF, OF_FIGURE_6[1])), ("less", "more", LESS))
@@ -269,7 +269,7 @@ LATER = (
             arms=f"MXFP8: {name}, Adam",
             judge=Diverges(("optimizers",), MX_CODE | SGD | {MOMENTUM: momentum}, MX_CODE | ADAM, without_open=True),
             rule=LESS,
-            comparisons=2,
+            comparisons=2,  # this figure's claims, which were stated to be judged together
             page="student_ablations",
         )
         for suffix, name, momentum in (("", "SGD", 0.0), ("-momentum", "SGD with momentum", 0.9))
