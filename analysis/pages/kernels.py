@@ -174,6 +174,7 @@ def compiled_as() -> str:
     return ", ".join(modes) + ("; the fastest of these counts" if len(modes) > 1 else "")
 
 
+SHAPE = ["format", "block_size", "hidden_size", "tokens"]  # columns that tell one case from another
 GPU_OF_MODES = {"kernels_modes": "H200", "kernels_modes_h100": "H100"}
 
 
@@ -209,23 +210,20 @@ def of_modes(column: str, gpu: str, fmt: str) -> str:
 
 def over_the_first() -> str:
     """Return the speedup over the first compilation alone, in the shapes of the H200 that all three have."""
-    shape = ["format", "block_size", "hidden_size", "tokens"]
-    both = modes().query("gpu == 'H200'")[shape].merge(frame("kernels"), on=shape)
+    both = modes().query("gpu == 'H200'")[SHAPE].merge(frame("kernels"), on=SHAPE)
     return f"{geometric_mean(both['over_compiled_rmsnorm']):.2f}"
 
 
 def bandwidth_of_the_h100() -> str:
     """Return the floors' bandwidth on the H100 over that on the H200, in the same large shapes."""
-    shape = ["format", "block_size", "hidden_size", "tokens"]
-    both = modes().query("gpu == 'H100'").merge(large(), on=shape, suffixes=("", "_h200"))
+    both = modes().query("gpu == 'H100'").merge(large(), on=SHAPE, suffixes=("", "_h200"))
     return f"{geometric_mean(both['floor_us_h200'] / both['floor_us']):.2f}"
 
 
 def on_both_gpus() -> pd.DataFrame:
     """Return the shapes in E2M1 of the H100, tuned, and of the H200, compiled the first way (columns ..._h200)."""
-    shape = ["format", "block_size", "hidden_size", "tokens"]
     tuned = modes().query("gpu == 'H100' and format == 'E2M1'")
-    return tuned.merge(frame("kernels"), on=shape, suffixes=("", "_h200"))
+    return tuned.merge(frame("kernels"), on=SHAPE, suffixes=("", "_h200"))
 
 
 def h100_over_h200(column: str) -> str:

@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from analysis.pages.language_models import LOSS, NORM
+from analysis.pages.language_models import NORM
 from analysis.pages.marks import Parts, rows_of, share_of
-from analysis.pages.stated_lots import arms, judged, parts, runs_of
+from analysis.pages.stated_lots import arms, judged, minus, parts, runs_of
 from analysis.stated import Question
 from analysis.statistics import Effect
-from analysis.units import PLAN, SEED, chosen
+from analysis.units import PLAN, chosen
 from mxstudy.results import markdown
 
 MIXTURE = Question(
@@ -44,11 +44,9 @@ def within() -> str:
 
 def mxnorm_minus_rmsnorm() -> str:
     """Return the loss of MXNorm minus that of RMSNorm, both in MXFP8, by pair of seeds: '+0.0750 and -0.0188'."""
-    runs = runs_of(MIXTURE.sweep)
-    assert runs is not None
-    names = "MXFP8, MXNorm p=2", "MXFP8, RMSNorm"
-    ours, theirs = (runs[chosen(runs, MIXTURE.arms[name])].set_index(SEED)[LOSS] for name in names)
-    return " and ".join(f"{value:+.4f}" for value in (ours - theirs).dropna())
+    found = minus(MIXTURE, "MXFP8, MXNorm p=2", "MXFP8, RMSNorm")
+    assert found is not None
+    return " and ".join(f"{value:+.4f}" for value in found)
 
 
 def routing() -> str:

@@ -23,7 +23,7 @@ from analysis.ledger.page import effect, verdict
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
 from analysis.ledger.tables import RESULTS, Tables
 from analysis.pages.language_models import LOSS, NORM, NORMS
-from analysis.pages.marks import Parts
+from analysis.pages.marks import Parts, share_of
 from analysis.recipe.arms_23m import FLOOR, OPERANDS, RECIPE, RECIPE_AGAIN
 from analysis.stated import Question
 from analysis.statistics import Effect
@@ -133,15 +133,20 @@ def over_bf16(of: Question, arm: str) -> str:
     return f"{found[arm].value:+.4f}" if arm in found else NOT_RUN
 
 
-def rounded_down(of: Question) -> str:
-    """Return in how many pairs the run with scales rounded down ends above that with scales rounded up: '16 of 16'."""
+def minus(of: Question, one: str, other: str) -> pd.Series | None:
+    """Return the loss of an arm minus that of another, by pair of seeds, or None before the runs were exported."""
     runs = runs_of(of.sweep)
     if runs is None:
-        return NOT_RUN
-    loss = {name: runs[chosen(runs, arm)].set_index(SEED)[LOSS] for name, arm in of.arms.items()}
-    operands = [name for name in OPERANDS if f"{name}{FLOOR}" in of.arms]
-    less = pd.concat([loss[f"{name}{FLOOR}"] - loss[name] for name in operands]).dropna()
-    return f"{(less > 0).sum()} of {len(less)}"
+        return None
+    ours, theirs = (runs[chosen(runs, of.arms[name])].set_index(SEED)[LOSS] for name in (one, other))
+    return (ours - theirs).dropna()
+
+
+def rounded_down(of: Question) -> str:
+    """Return in how many pairs the run with scales rounded down ends above that with scales rounded up: '16 of 16'."""
+    pairs = [minus(of, f"{name}{FLOOR}", name) for name in OPERANDS if f"{name}{FLOOR}" in of.arms]
+    found = [one for one in pairs if one is not None]
+    return share_of(pd.concat(found) > 0) if found else NOT_RUN
 
 
 def difference(claim: str, page: str = RECIPE.sweep) -> tuple[Judged, Effect | None]:
@@ -184,18 +189,15 @@ def of_casts(of: Question, arm: str, statistic: str, form: str) -> str:
 
 def smaller_blocks() -> str:
     """Return the loss with blocks of 16 minus that of 32, both with E4M3 scales: mean, least and most of the pairs."""
-    of = BY_FP4_SWEEP["fp4_scales"]
-    runs = runs_of(of.sweep)
-    if runs is None:
-        return NOT_RUN
-    arms_of = (of.arms[f"E4M3 scales, blocks of {size}"] for size in (16, 32))
-    small, large = (runs[chosen(runs, arm)].set_index(SEED)[LOSS] for arm in arms_of)
-    found = small - large
-    return f"{found.mean():+.4f} ({found.min():+.4f} .. {found.max():+.4f})"
+    found = minus(BY_FP4_SWEEP["fp4_scales"], *(f"E4M3 scales, blocks of {size}" for size in (16, 32)))
+    return NOT_RUN if found is None else f"{found.mean():+.4f} ({found.min():+.4f} .. {found.max():+.4f})"
 
 
 def made_twice(*sweeps: str) -> str:
-    """Return how many runs these sweeps have from two machines, and how far apart, at most, their losses are."""
+    """Return how many runs these sweeps have from two machines, and how far apart, at most, their losses are.
+
+    A run with equal losses in two tables counts as one that they share.
+    """
     losses_of = [runs.set_index("fingerprint")[LOSS] for runs in map(runs_of, sweeps) if runs is not None]
     apart = pd.concat([(one - other).abs() for one, other in combinations(losses_of, 2)]).dropna()
     largest = apart[apart > 0].groupby(level=0).max()
