@@ -18,7 +18,7 @@ from benchmarks.report import show
 from benchmarks.timing import Timed, timed
 from mxstudy.train.loop import TrainingRun, train_step
 
-LONGEST = 30  # kernels that are listed
+LONGEST = 60  # kernels that are listed
 
 
 def shown_profiles(runs: dict[str, TrainingRun], steps: int) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,12 @@ from functools import partial
 from analysis.pages.marks import Parts, frame, row, rows
 from mxstudy.results import markdown, plus_minus
 
-WHOLE = {"whole, compiled": "whole logits, compiled", "whole, eager": "whole logits, eager"}
+ARMS = {
+    "whole, compiled": "whole logits, compiled",
+    "whole, eager": "whole logits, eager",
+    "liger": "Liger, its own chunks",
+    "liger, 8 times as many": "Liger, chunks of 8 times as many tokens",
+}
 USUAL = "chunks of 2^29, usual"
 VOCABULARIES = (128_256, 32_000)
 
@@ -16,7 +21,7 @@ def arms() -> str:
     cells = [
         (
             f"{one['vocabulary']:,}",
-            WHOLE.get(one["arm"], f"ours, {one['arm']}"),
+            ARMS.get(one["arm"], f"ours, {one['arm']}"),
             plus_minus(one["ms"], one["spread_ms"], ".1f"),
             f"{one['over_whole']:.2f}",
             f"{one['over_floor']:.2f}",
@@ -39,6 +44,11 @@ def over_eager(vocabulary: int) -> str:
     return f"{ours / whole:.2f}"
 
 
+def liger_over_ours(vocabulary: int, arm: str) -> str:
+    own, peer = (row("head_loss", vocabulary=vocabulary, arm=one)["ms"] for one in (USUAL, arm))
+    return f"{peer / own:.2f}"
+
+
 def largest_error() -> str:
     """Return the largest relative difference of a loss or gradient to that of whole logits in eager mode."""
     return f"{frame('head_loss')[['loss_error', 'dx_error', 'dw_error']].to_numpy().max():.4f}"
@@ -59,6 +69,11 @@ HEAD_LOSS: Parts = {
     **{
         f"memory of {said}": partial(of_arm, VOCABULARIES[0], arm, "peak_gib", ".1f")
         for said, arm in (("chunks", USUAL), ("whole logits, compiled", "whole, compiled"), ("eager", "whole, eager"))
+    },
+    **{
+        f"{said} over ours, {vocabulary:,}": partial(liger_over_ours, vocabulary, arm)
+        for said, arm in (("Liger", "liger"), ("Liger with our chunks", "liger, 8 times as many"))
+        for vocabulary in VOCABULARIES
     },
     "largest error": largest_error,
     "loss error": loss_error,

@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from analysis.pages.marks import Parts, benchmark, commit_of, row, rows
+from analysis.pages.marks import Parts, benchmark, row, rows
 from analysis.pages.step_memory import MEMORY, SOME
-from analysis.pages.step_parts import NEWER_PARTS, left_over
-from analysis.pages.step_profile import AGAIN, BF16, MODELS, MXFP8, PROFILE, name_of
+from analysis.pages.step_parts import left_over
+from analysis.pages.step_profile import BF16, GPU, MODELS, MXFP8, NO_RANDOM, NVFP4, PROFILE, name_of
 from analysis.recipe.train_step_cost import STEPS
 from mxstudy.results import markdown, plus_minus
 
 READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # readings of the GPU
-CASES = (("llama_1b", "H100"), ("llama_125m", "H100"), ("llama_1b", "H200"), ("llama_125m", "H200"))
+SMALL = {"llama_1b_small": "small llama_1b", "llama_125m_small": "small llama_125m"}
+H200_CASES = tuple((model, "H200") for model in (*MODELS, *SMALL))
+CASES = (*H200_CASES, *((model, "H100") for model in MODELS))
 
 
 class Limit(NamedTuple):
@@ -40,7 +42,7 @@ class Limit(NamedTuple):
     def limit_said(self) -> str:
         return f"at {'least' if self.at_least else 'most'} {self.limit:g}"
 
-    def is_met(self, gpu: str = "H100") -> bool:
+    def is_met(self, gpu: str = GPU) -> bool:
         value = self.value(gpu)
         return value >= self.limit if self.at_least else value <= self.limit
 
@@ -49,13 +51,17 @@ class Limit(NamedTuple):
 
 
 BF16_SOME, MXFP8_SOME = SOME[BF16], SOME[MXFP8]
-NO_RANDOM = "nvfp4 without random parts, rmsnorm"
+MXNORM = "mxfp8, mxnorm_p2"
 LIMITS = (
     Limit("MXFP8 with RMSNorm over bf16, llama_1b", 1.02, "llama_1b", MXFP8, "over_bf16"),
-    Limit("MXFP8 with MXNorm over bf16, llama_1b", 1.02, "llama_1b", "mxfp8, mxnorm_p2", "over_bf16"),
+    Limit("MXFP8 with MXNorm over bf16, llama_1b", 1.02, "llama_1b", MXNORM, "over_bf16"),
     Limit("MXFP8 with RMSNorm over bf16, llama_125m", 1.03, "llama_125m", MXFP8, "over_bf16"),
-    Limit("MXFP8 with MXNorm over bf16, llama_125m", 1.03, "llama_125m", "mxfp8, mxnorm_p2", "over_bf16"),
-    Limit("NVFP4 over MXFP8, llama_125m", 1.35, "llama_125m", "nvfp4, rmsnorm", "over_mxfp8"),
+    Limit("MXFP8 with MXNorm over bf16, llama_125m", 1.03, "llama_125m", MXNORM, "over_bf16"),
+    Limit("MXFP8 with RMSNorm over bf16, llama_1b, small", 1.02, "llama_1b_small", MXFP8, "over_bf16"),
+    Limit("MXFP8 with RMSNorm over bf16, llama_125m, small", 1.03, "llama_125m_small", MXFP8, "over_bf16"),
+    Limit("MXFP8 with MXNorm over bf16, llama_1b, small", 1.02, "llama_1b_small", MXNORM, "over_bf16"),
+    Limit("MXFP8 with MXNorm over bf16, llama_125m, small", 1.03, "llama_125m_small", MXNORM, "over_bf16"),
+    Limit("NVFP4 over MXFP8, llama_125m", 1.35, "llama_125m", NVFP4, "over_mxfp8"),
     Limit("NVFP4 without random parts over MXFP8, llama_125m", 1.10, "llama_125m", NO_RANDOM, "over_mxfp8"),
     Limit("MFU of bf16, llama_1b", MODELS["llama_1b"].least_mfu, "llama_1b", BF16, "mfu", at_least=True),
     Limit("MFU of bf16, llama_125m", MODELS["llama_125m"].least_mfu, "llama_125m", BF16, "mfu", at_least=True),
@@ -66,28 +72,18 @@ LIMITS = (
 
 def limits() -> str:
     """Return the table of limits. A median decides whether one is met."""
-    cells = [
-        (
-            one.said,
-            one.limit_said,
-            one.measured("H100"),
-            one.measured("H200"),
-            one.met("H100"),
-            one.met("H200"),
-        )
-        for one in LIMITS
-    ]
-    return markdown(
-        ["what", "limit", "on an H100", "on an H200", "met on the H100", "on the H200"], cells, left=["what", "limit"]
-    )
+    gpus = ("H200", "H100")
+    cells = [(one.said, one.limit_said, *map(one.measured, gpus), *map(one.met, gpus)) for one in LIMITS]
+    columns = ["what", "limit", "on an H200", "on an H100", "met on the H200", "on the H100"]
+    return markdown(columns, cells, left=columns[:2])
 
 
 def step_of(model: str, gpu: str) -> str:
     """Return the table of a model on a GPU, with a column for each reading of the GPU."""
     name = name_of(model, gpu)
     base = benchmark(name)["settings"]["baseline"]
-    head = f"step of {model} on an {gpu}"
-    places = -3 if model == "llama_125m" else -2
+    head = f"step of {SMALL.get(model, model)} on an {gpu}"
+    places = -3 if model.startswith("llama_125m") else -2
     cells = []
     for one in rows(name):
         is_base = one["arm"] == base
@@ -124,27 +120,10 @@ def value_of(name: str, arm: str, column: str) -> str:
     return f"{one[column]:{form}}" if spread is None else plus_minus(one[column], spread, form)
 
 
-def measured_again() -> str:
-    """Return the table of llama_1b's limits, and of NVFP4, as measured before and with a newer commit."""
-    limited = [(one.said, one.limit_said, one.arm, one.column) for one in LIMITS if one.model == "llama_1b"]
-    without = [(f"{STEPS[arm]}, over MXFP8", "-", arm, "over_mxfp8") for arm in ("nvfp4, rmsnorm", NO_RANDOM)]
-    names = (name_of("llama_1b", "H100"), AGAIN)
-    cells = [
-        (said, limit, *(value_of(name, arm, column) for name in names))
-        for said, limit, arm, column in limited + without
-    ]
-    columns = [
-        "llama_1b on an H100",
-        "limit",
-        *(f"commit {commit_of(name)[1:-1]}" for name in names),
-    ]
-    return markdown(columns, cells, left=columns[:2])
-
-
 def together() -> str:
     """Return the table of the limits of llama_1b in one configuration: both arms recompute the same MLPs."""
-    names = (name_of("llama_1b", "H100"), AGAIN)
-    arms = [[row(name, arm=arm) for arm in (BF16_SOME, MXFP8_SOME)] for name in names]
+    gpus = ("H200", "H100")
+    arms = [[row(name_of("llama_1b", gpu), arm=arm) for arm in (BF16_SOME, MXFP8_SOME)] for gpu in gpus]
     ratios = [f"{mxfp8['step_ms'] / bf16['step_ms']:.3f}" for bf16, mxfp8 in arms]
     cells = [("MXFP8 with RMSNorm over bf16, of the medians", "at most 1.02", *ratios)]
     for place, said in enumerate(("bf16", "MXFP8")):
@@ -153,95 +132,52 @@ def together() -> str:
     for place, said in enumerate(("bf16", "MXFP8")):
         peaks = (f"{one[place]['peak_gib']:.1f}" for one in arms)
         cells.append((f"peak memory of {said}, GiB", "at most 40", *peaks))
-    columns = [
-        "llama_1b on an H100, some MLPs recomputed",
-        "limit",
-        *(f"commit {commit_of(name)[1:-1]}" for name in names),
-    ]
+    columns = ["llama_1b, some MLPs recomputed", "limit", *(f"on an {gpu}" for gpu in gpus)]
     return markdown(columns, cells, left=columns[:2])
 
 
-def not_measured() -> str:
-    """Return the table of arms that have no row in some of the tables."""
-    measured = {case: {one["arm"] for one in rows(name_of(*case))} for case in CASES}
-    cells = []
-    for arm, said in STEPS.items():
-        lacking = [", ".join(case) for case in CASES if arm not in measured[case]]
-        if lacking and arm != "bf16":
-            cells.append((said, "; ".join(lacking) if len(lacking) < len(CASES) else "all four"))
-    columns = ["arm", "not measured for"]
-    return markdown(columns, cells, left=columns)
-
-
-def shorter_again(arm: str) -> str:
-    """Return by how much an arm's step is shorter with the newer commit, in percent."""
-    before, after = (row(name, arm=arm)["step_ms"] for name in (name_of("llama_1b", "H100"), AGAIN))
-    return f"{100 * (1 - after / before):.1f} %"
-
-
-def over_inductor() -> str:
+def over_inductor(model: str) -> str:
     """Return torchao's step over that of bf16 as PyTorch compiles it."""
-    torchao, bf16 = (
-        row(name_of("llama_125m", "H100"), arm=arm)["step_ms"] for arm in ("torchao, rmsnorm", "bf16, inductor")
-    )
+    torchao, bf16 = (row(name_of(model, GPU), arm=arm)["step_ms"] for arm in ("torchao, rmsnorm", "bf16, inductor"))
     return f"{torchao / bf16:.2f}"
 
 
 def slower(arm: str, column: str) -> str:
     """Return by how many percent recomputing MLPs lengthens a step of llama_1b."""
-    return f"{100 * (row(name_of('llama_1b', 'H100'), arm=arm)[column] - 1):.1f} %"
+    return f"{100 * (row(name_of('llama_1b', GPU), arm=arm)[column] - 1):.1f} %"
 
 
 def recomputed() -> str:
     """Return how many MLPs are recomputed."""
-    return f"{row(name_of('llama_1b', 'H100'), arm=BF16_SOME)['recompute_mlp']}"
+    return f"{row(name_of('llama_1b', GPU), arm=BF16_SOME)['recompute_mlp']}"
+
+
+def floor(model: str, gpu: str) -> str:
+    """Return the least of MXFP8's time over bf16's, if the casts ran at the rate of a copy and all else as in bf16."""
+    return f"{benchmark(name_of(model, gpu))['settings']['floor_over_bf16']:.3f}"
 
 
 SAID = {  # {name of a part: model, GPU, arm, column}
-    **{
-        f"{arm} over bf16, {model}, {gpu}": (model, gpu, arm, "over_bf16")
-        for model, gpu, arm in (
-            ("llama_1b", "H100", "mxfp8, rmsnorm"),
-            ("llama_1b", "H100", "mxfp8, mxnorm_p2"),
-            ("llama_1b", "H200", "mxfp8, rmsnorm"),
-            ("llama_125m", "H100", "mxfp8, rmsnorm"),
-            ("llama_125m", "H100", "mxfp8, mxnorm_p2"),
-            ("llama_125m", "H200", "mxfp8, rmsnorm"),
-            ("llama_125m", "H200", "mxfp8, mxnorm_p2"),
-        )
-    },
-    **{
-        f"{arm} over MXFP8, {model}, {gpu}": (model, gpu, arm, "over_mxfp8")
-        for model, gpu, arm in (
-            ("llama_125m", "H100", "nvfp4, rmsnorm"),
-            ("llama_125m", "H100", NO_RANDOM),
-            ("llama_125m", "H200", "nvfp4, rmsnorm"),
-            ("llama_125m", "H200", NO_RANDOM),
-            ("llama_1b", "H100", "nvfp4, rmsnorm"),
-        )
-    },
-    "memory of MXFP8, llama_1b": ("llama_1b", "H100", "mxfp8, rmsnorm", "peak_over_bf16"),
-}
-SAID_AGAIN = {
-    "MXFP8": (MXFP8, "over_bf16"),
-    "MFU": (BF16, "mfu"),
-    "NVFP4 without random parts": (NO_RANDOM, "over_mxfp8"),
+    **{f"{MXFP8} over bf16, {model}, H200": (model, "H200", MXFP8, "over_bf16") for model in (*MODELS, *SMALL)},
+    **{f"{MXNORM} over bf16, {model}, H200": (model, "H200", MXNORM, "over_bf16") for model in MODELS},
+    f"{MXFP8} over bf16, llama_125m, H100": ("llama_125m", "H100", MXFP8, "over_bf16"),
+    **{f"{NVFP4} over MXFP8, {model}, H200": (model, "H200", NVFP4, "over_mxfp8") for model in MODELS},
+    f"{NO_RANDOM} over MXFP8, llama_125m, H200": ("llama_125m", "H200", NO_RANDOM, "over_mxfp8"),
+    "memory of MXFP8, llama_1b": ("llama_1b", GPU, MXFP8, "peak_over_bf16"),
+    **{f"MFU of bf16, {model}": (model, GPU, BF16, "mfu") for model in MODELS},
+    "peak of bf16, GiB": ("llama_1b", GPU, BF16, "peak_gib"),
 }
 TRAIN_STEP: Parts = {
     "limits": limits,
-    **{f"{model} on an {gpu}": partial(step_of, model, gpu) for model, gpu in CASES},
+    **{f"{model} on an {gpu}": partial(step_of, model, gpu) for model, gpu in H200_CASES},
     **{name: partial(of_arm, *where) for name, where in SAID.items()},
-    "measured again": measured_again,
-    **{f"again, {said}": partial(value_of, AGAIN, *where) for said, where in SAID_AGAIN.items()},
-    "again, shorter": partial(shorter_again, BF16),
-    "torchao over bf16 as PyTorch compiles it": over_inductor,
+    **{f"torchao over bf16 as PyTorch compiles it, {model}": partial(over_inductor, model) for model in MODELS},
     "MLPs recomputed": recomputed,
     "together": together,
-    "not measured": not_measured,
     "saved": left_over,
-    "saved, H200": partial(left_over, NEWER_PARTS),
     "recomputing, bf16": partial(slower, BF16_SOME, "over_bf16"),
     "recomputing, MXFP8": partial(slower, MXFP8_SOME, "over_mxfp8"),
+    **{f"floor of {model}, {gpu}": partial(floor, model, gpu) for model, gpu in (*H200_CASES, ("llama_125m", "H100"))},
     **PROFILE,
     **MEMORY,
 }

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import yaml
 
 from analysis.pages.marks import Parts, benchmark, row
-from analysis.pages.step_profile import BF16, MXFP8, Budget, name_of
+from analysis.pages.step_profile import BF16, GPU, MXFP8, Budget, name_of
 from mxstudy.results import markdown
 
-MODEL, GPU = "llama_1b", "H100"
+MODEL = "llama_1b"
 SOME = {BF16: "bf16, fused, recomputing MLPs", MXFP8: "mxfp8, rmsnorm, recomputing MLPs"}
 COLUMNS = {"bf16": BF16, "MXFP8": MXFP8, "bf16, some MLPs": SOME[BF16], "MXFP8, some MLPs": SOME[MXFP8]}
 LIMIT_GIB = 40
@@ -63,7 +63,7 @@ class Sizes(NamedTuple):
 
 
 def sizes(model: str = MODEL) -> Sizes:
-    """Return the sizes of a file of conf/model, and the tokens of its steps on the H100."""
+    """Return the sizes of a file of conf/model, and the tokens of its steps on a GPU."""
     has = yaml.safe_load((Path("conf/model") / f"{model}.yaml").read_text())
     settings = benchmark(name_of(model, GPU))["settings"]
     return Sizes(

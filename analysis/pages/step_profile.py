@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.ledger.measured import PEAK
-from analysis.pages.marks import Parts, benchmark, least_and_most, row, rows
+from analysis.pages.marks import Parts, benchmark, least_and_most, row
 from mxstudy.results import markdown
 
 # A kernel belongs to the first group that has a text contained in the kernel's name. Kernels of a step that are not
@@ -34,7 +34,6 @@ ARMS = {
     "nvfp4, rmsnorm": "NVFP4",
 }
 BF16, MXFP8, NO_RANDOM, NVFP4 = ARMS
-ALL_THREE = "sr_rht_2d, rmsnorm"
 BUSY = ("GEMMs", "attention")
 ALONE = "MFU if a step took as long as its kernels"
 DATA_SHEET_MHZ = 1830  # 989e12 = 132 SMs * 4096 FLOPs a clock * 1830 MHz, the boost clock of NVIDIA's H100 white paper
@@ -48,11 +47,8 @@ class Model(NamedTuple):
     least_mfu: float
 
 
-GPUS = ("H100", "H200")
 MODELS = {"llama_1b": Model(16, 2048, 0.57), "llama_125m": Model(8, 1024, 0.52)}
-
-
-AGAIN = "train_step_h100_llama_1b_again"  # llama_1b with a newer commit
+GPU = "H200"  # whose profiles are of whole rounds
 
 
 def name_of(model: str, gpu: str) -> str:
@@ -63,7 +59,7 @@ def group_of(kernel: str) -> str:
     return next((group for group, texts in GROUPS.items() if any(text in kernel for text in texts)), REST)
 
 
-def ms_of(model: str, arm: str, gpu: str = "H100") -> dict[str, float]:
+def ms_of(model: str, arm: str, gpu: str = GPU) -> dict[str, float]:
     """Return the milliseconds of each group of kernels in a step."""
     return groups_ms(name_of(model, gpu), arm)
 
@@ -77,53 +73,70 @@ def groups_ms(name: str, arm: str) -> dict[str, float]:
     return found
 
 
-def kernels_ms(model: str, arm: str, gpu: str = "H100") -> float:
+def kernels_ms(model: str, arm: str, gpu: str = GPU) -> float:
     return sum(ms_of(model, arm, gpu).values())
 
 
-def step_ms(model: str, arm: str, gpu: str = "H100") -> float:
+def step_ms(model: str, arm: str, gpu: str = GPU) -> float:
     return float(row(name_of(model, gpu), arm=arm)["step_ms"])
 
 
-def gap_ms(model: str, arm: str, gpu: str = "H100") -> float:
-    """Return by how much a step, as timed, is longer than the kernels of the profiled one."""
-    return step_ms(model, arm, gpu) - kernels_ms(model, arm, gpu)
+def gap_ms(model: str, arm: str, gpu: str = GPU) -> float | None:
+    """Return by how much a step, as timed, is longer than its kernels. None if a whole round was profiled."""
+    return None if waits(model, arm, gpu) else step_ms(model, arm, gpu) - kernels_ms(model, arm, gpu)
 
 
-def launches(model: str, arm: str, gpu: str) -> int:
+def waits(model: str, arm: str, gpu: str = GPU) -> dict[str, float]:
+    """Return the milliseconds of a step as profiled, with a kernel and without. Empty if one step was profiled."""
+    found: dict[str, float] = benchmark(name_of(model, gpu))["settings"].get("waits", {}).get(arm, {})
+    return found
+
+
+def idle_ms(model: str, arm: str, gpu: str = GPU) -> float | None:
+    return waits(model, arm, gpu).get("idle_ms")
+
+
+def profiled_ms(model: str, arm: str, gpu: str = GPU) -> float | None:
+    return waits(model, arm, gpu).get("step_ms")
+
+
+TIMES = {
+    "all kernels": kernels_ms,
+    "no kernel runs": idle_ms,
+    "the step, as profiled": profiled_ms,
+    "the step, as timed": step_ms,
+    "the gap: step less kernels": gap_ms,
+}
+
+
+def launches(model: str, arm: str, gpu: str) -> float:
     """Return the number of kernels that a step launches."""
-    return int(benchmark(name_of(model, gpu))["settings"]["kernels"][arm][-1]["calls"])
+    return float(benchmark(name_of(model, gpu))["settings"]["kernels"][arm][-1]["calls"])
 
 
-def profile(model: str, gpus: Sequence[str] = GPUS, arms: Sequence[str] = tuple(ARMS)) -> str:
-    """Return the table of a model: a row for each group that an arm has, a column for each arm on each GPU."""
-    cases = [(model, arm, gpu) for arm in arms for gpu in gpus]
-    of = [ms_of(*case) for case in cases]
+def profile(model: str, gpu: str = GPU, arms: Sequence[str] = tuple(ARMS)) -> str:
+    """Return the table of a model: a row for each group that an arm has, a column for each arm."""
+    of = [ms_of(model, arm, gpu) for arm in arms]
     order = [*BUSY, *(group for group in GROUPS if group not in BUSY), REST]
     cells = [
         (group, *(f"{one[group]:.1f}" if one[group] else "-" for one in of))
         for group in order
         if any(one[group] for one in of)
     ]
-    cells += [
-        (said, *(f"{value(*case):.1f}" for case in cases))
-        for said, value in (
-            ("all kernels", kernels_ms),
-            ("the step, as timed", step_ms),
-            ("the gap: step less kernels", gap_ms),
-        )
-    ]
-    cells.append(("kernels launched, number", *(f"{launches(*case)}" for case in cases)))
-    head = f"ms of a step of {model}" + (f" on an {gpus[0]}" if len(gpus) == 1 else "")
-    columns = [ARMS[arm] + (f", {gpu}" if len(gpus) > 1 else "") for _, arm, gpu in cases]
-    return markdown([head, *columns], cells, left=[head])
+    for said, value in TIMES.items():
+        found = [value(model, arm, gpu) for arm in arms]
+        if None not in found:
+            cells.append((said, *(f"{one:.1f}" for one in found)))
+    cells.append(("kernels launched, number", *(f"{launches(model, arm, gpu):.0f}" for arm in arms)))
+    head = f"ms of a step of {model} on an {gpu}"
+    return markdown([head, *(ARMS[arm] for arm in arms)], cells, left=[head])
 
 
 class Budget(NamedTuple):
     """What a bf16 step of a model does, in TFLOP and ms, and what its least MFU leaves to each part of it."""
 
     model: str
-    gpu: str = "H100"
+    gpu: str = GPU
 
     @property
     def of_row(self) -> dict[str, float]:
@@ -195,65 +208,48 @@ class Budget(NamedTuple):
 
 def budgets() -> str:
     """Return the table of what a least MFU leaves to each part of a bf16 step."""
-    cases = [(model, gpu) for model in MODELS for gpu in GPUS]
-    of = [Budget(*case).cells() for case in cases]
-    columns = ["bf16", *(", ".join(case) for case in cases)]
+    of = [Budget(model).cells() for model in MODELS]
+    columns = [f"bf16 on an {GPU}", *MODELS]
     return markdown(columns, [(said, *(one[said] for one in of)) for said in of[0]], left=columns[:1])
 
 
-def of_budget(model: str, gpu: str, what: str) -> str:
-    return Budget(model, gpu).cells()[what]
+def of_budget(model: str, what: str) -> str:
+    return Budget(model).cells()[what]
 
 
-def kernels_over(model: str, arm: str, base: str) -> str:
-    return f"{kernels_ms(model, arm) / kernels_ms(model, base):.3f}"
-
-
-def gap(model: str, arm: str, gpu: str) -> str:
-    return f"{gap_ms(model, arm, gpu):.0f}"
-
-
-def gaps() -> str:
-    """Return the least and the largest gap of bf16 and MXFP8, in all models and on all GPUs."""
-    cases = [*((model, gpu) for model in MODELS for gpu in GPUS), ("llama_23m", "H100")]
-    found = [gap_ms(model, arm, gpu) for model, gpu in cases for arm in (BF16, MXFP8)]
-    return least_and_most(pd.Series(found), ".0f")
+def without_a_kernel(arms: Sequence[str]) -> str:
+    """Return the share of a step in which no kernel runs, in percent: the least and the most of both models."""
+    cases = [(model, arm) for model in MODELS for arm in arms]
+    shares = [100 * waits(*case)["idle_ms"] / waits(*case)["step_ms"] for case in cases]
+    return least_and_most(pd.Series(shares), ".1f") + " %"
 
 
 def median_mhz(arm: str) -> str:
-    return f"{row(name_of('llama_1b', 'H100'), arm=arm)['sm_mhz_median']:.0f}"
+    return f"{row(name_of('llama_1b', GPU), arm=arm)['sm_mhz_median']:.0f}"
 
 
 def gemms(model: str, arm: str) -> str:
     return f"{ms_of(model, arm)['GEMMs']:.0f}"
 
 
-def of_settings(model: str, name: str, unit: float, form: str) -> str:
-    return f"{benchmark(name_of(model, 'H100'))['settings'][name] / unit:{form}}"
+def scaling_passes() -> str:
+    of = ms_of("llama_125m", NO_RANDOM)
+    return f"{of['products times tensor scales'] + of['largest values, for tensor scales']:.0f}"
 
 
-def scaling_passes(arm: str) -> float:
-    of = ms_of("llama_125m", arm)
-    return of["products times tensor scales"] + of["largest values, for tensor scales"]
-
-
-def casts(arm: str) -> float:
+def casts(arm: str) -> str:
     """Return the ms of all casts of a step of llama_125m: kernels that only cast, and what they add to the others.
 
     The kernels of SwiGLU and rotary embedding take as long in NVFP4 as in bf16, without casts.
     """
     of, without = (ms_of("llama_125m", one) for one in (arm, BF16))
     within = ("SwiGLU, with casts", "rotary embedding, with casts")
-    return of["casts alone"] + sum(of[group] - without[group] for group in within)
+    return f"{of['casts alone'] + sum(of[group] - without[group] for group in within):.0f}"
 
 
-CASTING = ("casts alone", "SwiGLU, with casts", "rotary embedding, with casts", "norms, with casts")
-
-
-def more_on_the_h200(groups: tuple[str, ...]) -> str:
-    """Return how many ms these kernels take in llama_125m's NVFP4 without random parts beyond those of MXFP8."""
-    without, base = (ms_of("llama_125m", arm, "H200") for arm in (NO_RANDOM, MXFP8))
-    return f"{sum(without[group] - base[group] for group in groups):.1f}"
+def more(arm: str) -> str:
+    """Return how many ms the kernels of a step of llama_125m take beyond those of MXFP8."""
+    return f"{kernels_ms('llama_125m', arm) - kernels_ms('llama_125m', MXFP8):.0f}"
 
 
 def allowed() -> str:
@@ -261,56 +257,20 @@ def allowed() -> str:
     return f"{0.10 * step_ms('llama_125m', MXFP8):.0f}"
 
 
-def rounds() -> str:
-    """Return the rounds of all arms on the H100."""
-    (count,) = {one["rounds"] for model in MODELS for one in rows(name_of(model, "H100"))}
-    return f"{count}"
-
-
 PROFILE: Parts = {
     **{f"profile of {model}": partial(profile, model) for model in MODELS},
-    **{
-        f"more in NVFP4, H200: {said}": partial(more_on_the_h200, groups)
-        for said, groups in {
-            "all kernels": (*GROUPS, REST),
-            "casts": CASTING,
-            "products": ("products times tensor scales",),
-            "largest values": ("largest values, for tensor scales",),
-            "others": (REST,),
-        }.items()
-    },
     "budgets": budgets,
-    "copy": partial(of_settings, "llama_125m", "copied_bytes_per_s", 1e12, ".2f"),
-    **{f"floor of {model}": partial(of_settings, model, "floor_over_bf16", 1, ".3f") for model in MODELS},
-    **{f"kernels of MXFP8 over bf16, {model}": partial(kernels_over, model, MXFP8, BF16) for model in MODELS},
+    **{f"clock of {said}": partial(median_mhz, arm) for said, arm in (("bf16", BF16), ("MXFP8", MXFP8))},
     **{
-        f"kernels of {said} over MXFP8": partial(kernels_over, "llama_125m", arm, MXFP8)
-        for said, arm in (("NVFP4", NVFP4), ("NVFP4 without random parts", NO_RANDOM), ("all three", ALL_THREE))
-    },
-    **{
-        f"GEMMs of {model} in {said}": partial(gemms, model, arm)
-        for model in MODELS
+        f"GEMMs of llama_1b in {said}": partial(gemms, "llama_1b", arm)
         for said, arm in (("bf16", BF16), ("MXFP8", MXFP8))
     },
-    **{f"clock of {said}": partial(median_mhz, arm) for said, arm in (("bf16", BF16), ("MXFP8", MXFP8))},
-    "NVFP4's passes for scales": lambda: f"{scaling_passes(NO_RANDOM):.0f}",
-    "NVFP4's casts": lambda: f"{casts(NO_RANDOM):.0f}",
-    "MXFP8's casts": lambda: f"{casts(MXFP8):.0f}",
+    "NVFP4's passes for scales": scaling_passes,
+    "NVFP4's casts": partial(casts, NO_RANDOM),
+    "MXFP8's casts": partial(casts, MXFP8),
+    "NVFP4 without random parts takes more": partial(more, NO_RANDOM),
     "ms allowed to NVFP4": allowed,
-    "gaps": gaps,
-    **{
-        f"gap of {said}, {model}, {gpu}": partial(gap, model, arm, gpu)
-        for said, arm, model, gpu in (
-            ("NVFP4", NVFP4, "llama_125m", "H100"),
-            ("NVFP4", NVFP4, "llama_125m", "H200"),
-            ("all three", ALL_THREE, "llama_125m", "H100"),
-            ("all three", ALL_THREE, "llama_1b", "H200"),
-        )
-    },
-    **{
-        f"MFU of the kernels alone, {model}, {gpu}": partial(of_budget, model, gpu, ALONE)
-        for model in MODELS
-        for gpu in GPUS
-    },
-    "rounds": rounds,
+    "without a kernel": partial(without_a_kernel, (BF16, MXFP8)),
+    "without a kernel, NVFP4": partial(without_a_kernel, (NVFP4,)),
+    **{f"MFU of the kernels alone, {model}": partial(of_budget, model, ALONE) for model in MODELS},
 }

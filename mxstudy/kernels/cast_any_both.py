@@ -14,7 +14,7 @@ from mxstudy.kernels.operators import BF16, BLOCK_SIZES, launch, power_of_two_in
 from mxstudy.kernels.packing import unpack
 from mxstudy.reader import require
 
-TILE_ELEMENTS, WARPS = 4096, 8
+TILE_ELEMENTS, WARPS = 2048, 2
 
 
 def has_both(cast: OperandCast) -> bool:
@@ -82,5 +82,6 @@ def groups_of_both(
 ) -> tuple[Groups, Groups]:
     """Return the groups of both casts in one tile of x, with whole groups and whole square blocks of both."""
     height = max(column.group, row.block_size if row.square else 1)
-    beside = min(power_of_two_in(columns // row.group), max(1, elements // (height * row.group)))
+    least = max(row.group, column.block_size if column.square else 1) // row.group
+    beside = min(power_of_two_in(columns // row.group), max(least, elements // (height * row.group)))
     return Groups(height, beside, warps), Groups(height // column.group, beside * row.group, warps)

@@ -92,10 +92,11 @@ def test_both_tiles_are_one_part_of_x(row, column, columns):
 
 @each("elements", [16, 512, 2048])
 @each("warps", [1, 8])
-def test_every_tile_has_the_same_bits(elements, warps):
+@each("column", [COLUMN, replace(COLUMN, block_size=64, square=True)])
+def test_every_tile_has_the_same_bits(elements, warps, column):
     x = inputs((64, 192))
     outer = absmax_any(x, ROW)
-    given = x.to(DEVICE), outer.to(DEVICE), pack(ROW), pack(COLUMN)
+    given = x.to(DEVICE), outer.to(DEVICE), pack(ROW), pack(column)
     for one, other in zip(launch_both(*given, elements, warps), launch_both(*given), strict=True):
         assert_same_bits(one, other)
 
