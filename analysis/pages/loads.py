@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -169,34 +169,42 @@ LAUNCH: Parts = {
 }
 
 
-PROBED = "probe_overhead"  # the newest measurement
+class Probed(NamedTuple):
+    """Where and when probes were measured, what computed them, and whether steps were launched ahead of the GPU."""
+
+    on: str
+    date: str
+    computed_by: str
+    launched_ahead: str
+
+
+PROBED, ON_THE_H100, BEFORE = "probe_overhead", "probe_overhead_h100_kernels", "probe_overhead_h100_pytorch"
 MEASUREMENTS = {
-    "probe_overhead_earlier": "an H200, nearly alone",
-    "probe_overhead_h100": "an H100 of a busy host",
-    "probe_overhead_h200": "an H200, beside one other benchmark",
-    "probe_overhead_h100_pytorch": "an H100, alone; steps that follow one another",
-    PROBED: "the same on another H100, after probes got kernels",
+    PROBED: Probed("an H200, alone", "2026-11-27", "kernels", "yes"),
+    ON_THE_H100: Probed("an H100, alone", "2026-11-27", "kernels", "yes"),
+    BEFORE: Probed("another H100, alone", "2026-11-26", "PyTorch", "yes"),
+    "probe_overhead_h200": Probed("an H200, beside `benchmarks.experts`", "2026-11-26", "PyTorch", "no"),
+    "probe_overhead_h100": Probed("an H100, beside four trainings", "2026-11-25", "PyTorch", "no"),
+    "probe_overhead_earlier": Probed("an H200, beside a tokenizer at first", "2026-11-21", "PyTorch", "no"),
 }
 EVERY_100, EVERY_STEP, WATCH = "all but gradient_bias", "norm_output_rms", "spike watch, ring of features"
 
 
 def probes() -> str:
+    """Return the table of what each set of probes costs in the newest measurement."""
     said = {WATCH: "outlier_features, their ring, the watch for spikes"}
     cells = [
         (
             said.get(one["probes"], one["probes"]),
             one["every_steps"],
-            f"{one['step_ms']:.0f}",
-            f"{one['extra_ms']:.1f} +- {one['extra_spread_ms']:.1f}",
-            f"{100 * one['overhead']:.2g} %",
+            plus_minus(one["extra_ms"], one["extra_spread_ms"], ".1f"),
+            overhead(PROBED, one["probes"], ".2f"),
+            f"{100 * one['limit']:g} %" if one["limit"] else "-",
         )
         for one in rows(PROBED)
     ]
-    columns = [
-        *("probes", "every", "step without, ms"),
-        *("extra ms of a step with them, +- half the quartiles' range", "share of the run"),
-    ]
-    return markdown(columns, cells, left=["probes"])
+    columns = ["probes", "every ... steps", "extra ms of a step with them", "share of the run", "limit"]
+    return markdown(columns, cells, left=columns[:1])
 
 
 def overhead(name: str, probe: str, form: str) -> str:
@@ -206,38 +214,46 @@ def overhead(name: str, probe: str, form: str) -> str:
     return f"{plus_minus(100 * one['overhead'], 100 * spread, form)} %"
 
 
-def extra(name: str) -> str:
-    """Return the milliseconds that all probes but gradient_bias add to a step in which they are due: '356'."""
-    return f"{row(name, probes=EVERY_100)['extra_ms']:.0f}"
+def step(name: str) -> str:
+    """Return the milliseconds of a step without probes."""
+    return f"{row(name, probes=EVERY_STEP)['step_ms']:.0f}"
 
 
 def measurements() -> str:
-    """Return the table of what the limited probes cost in each measurement, the oldest first."""
+    """Return the table of what the probes cost in each measurement, the newest first."""
     cells = [
         (
-            where,
+            f"[{one.on}]({name}.json)",
+            one.date,
             commit_of(name),
-            f"{row(name, probes=EVERY_STEP)['step_ms']:.0f}",
-            overhead(name, EVERY_STEP, ".1f"),
+            one.computed_by,
+            one.launched_ahead,
+            benchmark(name)["settings"]["rounds"],
+            step(name),
+            overhead(name, EVERY_STEP, ".2f"),
             overhead(name, EVERY_100, ".3f"),
             overhead(name, WATCH, ".1f"),
         )
-        for name, where in MEASUREMENTS.items()
+        for name, one in MEASUREMENTS.items()
     ]
-    columns = ["on", "commit", "step without, ms", "norm_output_rms", "all but gradient_bias", "watch for spikes"]
-    return markdown(columns, cells, left=columns[:2])
+    columns = [
+        *("on", "date", "commit", "probes computed by", "steps launched ahead", "rounds", "step without, ms"),
+        *(EVERY_STEP, EVERY_100, "watch for spikes"),
+    ]
+    return markdown(columns, cells, left=columns[:5])
 
 
 PROBES: Parts = {
     "probes": probes,
     "measurements": measurements,
+    "step": partial(step, PROBED),
     "all": partial(overhead, PROBED, EVERY_100, ".2f"),
-    "rms": partial(overhead, PROBED, EVERY_STEP, ".1f"),
+    "rms": partial(overhead, PROBED, EVERY_STEP, ".2f"),
     "rms, every 10": lambda: f"{100 * row(PROBED, probes=EVERY_STEP)['overhead'] / 10:.2f} %",
-    "extra of all": partial(extra, PROBED),
-    "extra of rms": lambda: f"{row(PROBED, probes=EVERY_STEP)['extra_ms']:.1f}",
-    "extra of rms, PyTorch": lambda: f"{row('probe_overhead_h100_pytorch', probes=EVERY_STEP)['extra_ms']:.1f}",
-    "extra of all, PyTorch": partial(extra, "probe_overhead_h100_pytorch"),
-    "all, PyTorch": partial(overhead, "probe_overhead_h100_pytorch", EVERY_100, ".2f"),
-    "rms, PyTorch": partial(overhead, "probe_overhead_h100_pytorch", EVERY_STEP, ".1f"),
+    "watch": partial(overhead, PROBED, WATCH, ".1f"),
+    "rounds": lambda: f"{benchmark(PROBED)['settings']['rounds']}",
+    "all, PyTorch": partial(overhead, BEFORE, EVERY_100, ".2f"),
+    "all, H100": partial(overhead, ON_THE_H100, EVERY_100, ".2f"),
+    "rms, PyTorch": partial(overhead, BEFORE, EVERY_STEP, ".2f"),
+    "rms, H100": partial(overhead, ON_THE_H100, EVERY_STEP, ".2f"),
 }

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
 from analysis.pages.marks import Parts, benchmark, frame, least_and_most, rows, share_of
-from analysis.pages.step_cost import reading
-from analysis.pages.step_profile import BF16, BUSY, MXFP8, kernels_ms, ms_of, name_of, profile, step_ms
+from analysis.pages.step_profile import BF16, BUSY, MXFP8, kernels_ms, ms_of, name_of, profile
 from mxstudy.results import markdown
 
+TARGET = 1.7e6  # tokens/s, set for an H200
+LIMIT_W = 700  # the power limit of an H200
 SAID = {"slices": "time slices", "mps": "MPS"}
+NEWEST, SAME_BITS, OLDER = "side_by_side", "side_by_side_deterministic", "side_by_side_h100"
+MEASURED = {NEWEST: "H200", SAME_BITS: "H200, deterministic", OLDER: "H100"}
 
 
 def turns() -> str:
+    """Return the table of the newest measurement's turns, with the tokens/s of the others beside it."""
     cells = [
         (
             SAID[one["sharing"]],
             one["runs"],
-            millions(one["tokens_per_s"]),
-            f"{millions(one['least_of_one'])} .. {millions(one['most_of_one'])}",
-            "yes" if one["same_bits"] else "no",
-            reading(one, "sm_mhz"),
-            reading(one, "power_w"),
+            *(rate(name, one["sharing"], one["runs"]) for name in MEASURED),
+            f"{one['sm_mhz_median']:.0f}",
+            f"{one['power_w_median']:.0f}",
         )
-        for one in rows("side_by_side")
+        for one in rows(NEWEST)
     ]
-    columns = ["sharing", "processes", "million tokens/s, all together", "of one, least .. most", "same bits"]
-    columns += ["SM clock, MHz, least / median / largest", "power, W, least / median / largest"]
+    columns = ["sharing", "processes", *(f"million tokens/s, {gpu}" for gpu in MEASURED.values())]
+    columns += ["SM clock of the H200, MHz, median", "its power, W, median"]
     return markdown(columns, cells, left=columns[:1])
 
 
@@ -37,28 +38,62 @@ def millions(rate: float) -> str:
     return f"{rate / 1e6:.3f}"
 
 
-def best() -> dict[str, Any]:
-    return max(rows("side_by_side"), key=lambda one: float(one["tokens_per_s"]))
+def of(name: str, runs: str, sharing: str | None = None) -> pd.DataFrame:
+    """Return the turns with that number of processes, such as '== 1' or '> 1', of one way of sharing or of both."""
+    turns = frame(name).query(f"runs {runs}")
+    return turns if sharing is None else turns[turns["sharing"] == sharing]
 
 
-def alone() -> pd.Series:
-    """Return the tokens/s of one process, as measured each way."""
-    return frame("side_by_side").query("runs == 1")["tokens_per_s"]
+def rate(name: str, sharing: str, runs: int) -> str:
+    """Return the million tokens/s of a turn, or '-' if there was none."""
+    found = of(name, f"== {runs}", sharing)["tokens_per_s"]
+    return millions(found.item()) if len(found) else "-"
 
 
-def of_several(sharing: str, column: str) -> pd.Series:
-    """Return a column of the turns of several processes."""
-    return frame("side_by_side").query("sharing == @sharing and runs > 1")[column]
+def rates(name: str, runs: str, sharing: str | None = None) -> str:
+    """Return the least and the most million tokens/s of these turns."""
+    return least_and_most(of(name, runs, sharing)["tokens_per_s"] / 1e6, ".3f")
 
 
-def clock(sharing: str) -> str:
-    """Return the median SM clocks of the turns of several processes: the least and the most."""
-    return least_and_most(of_several(sharing, "sm_mhz_median"), ".0f")
+def best(name: str) -> float:
+    return float(frame(name)["tokens_per_s"].max())
+
+
+def mps_over_slices() -> str:
+    """Return how many percent more tokens/s several processes make by MPS than as many in time slices."""
+    mps, slices = (of(NEWEST, "> 1", sharing).set_index("runs")["tokens_per_s"] for sharing in ("mps", "slices"))
+    return least_and_most(100 * (mps / slices - 1), ".0f") + " %"
+
+
+def medians_by_mps(column: str) -> str:
+    """Return the median readings of the turns of several processes by MPS: the least and the most."""
+    return least_and_most(of(NEWEST, "> 1", "mps")[f"{column}_median"], ".0f")
+
+
+def price_of_the_bits() -> str:
+    """Return the percent of tokens/s that four processes by MPS lose with train.deterministic."""
+    with_it, without = (of(name, "== 4", "mps")["tokens_per_s"].item() for name in (SAME_BITS, NEWEST))
+    return f"{100 * (1 - with_it / without):.0f} %"
+
+
+def same_bits(*names: str) -> str:
+    """Return in how many rows of these measurements all processes have the same bits."""
+    return share_of(pd.concat([frame(name)["same_bits"] for name in names]))
+
+
+def percent_apart(values: pd.Series) -> str:
+    """Return how far the largest value is above the least."""
+    return f"{100 * (values.max() / values.min() - 1):.0f} %"
+
+
+def joules_per_million(turns: pd.DataFrame) -> pd.Series:
+    """Return the energy of a million tokens, by the median power."""
+    return turns["power_w_median"] / turns["tokens_per_s"] * 1e6
 
 
 # ------------------------------------------------------------------------------------------- the kernels of one step
 
-MODEL, GPU, TARGET = "llama_23m", "H100", 1.7e6  # tokens/s, set for an H200
+MODEL, GPU = "llama_23m", "H100"
 ON_THE_H200 = "llama_1b", "H200"  # the newest steps there beside which a copy was measured
 
 
@@ -71,11 +106,6 @@ def busy_ms() -> float:
     return sum(ms_of(MODEL, MXFP8, GPU)[group] for group in BUSY)
 
 
-def target_ms() -> float:
-    """Return the ms of a step that makes as many tokens a second as is the target."""
-    return tokens() / TARGET * 1e3
-
-
 def rest_ms() -> float:
     """Return the ms of all kernels but GEMMs and attention."""
     return kernels_ms(MODEL, MXFP8, GPU) - busy_ms()
@@ -86,39 +116,51 @@ def copied(model: str, gpu: str) -> float:
     return float(benchmark(name_of(model, gpu))["settings"]["copied_bytes_per_s"] / 1e12)
 
 
-def h200_rest_ms() -> float:
-    """Return the ms of all kernels but GEMMs and attention on an H200, if they gain as much as a copy does."""
-    return rest_ms() * copied(MODEL, GPU) / copied(*ON_THE_H200)
+def h200_ms() -> float:
+    """Return the ms of all kernels on an H200, if those other than GEMMs and attention gain as much as a copy does."""
+    return busy_ms() + rest_ms() * copied(MODEL, GPU) / copied(*ON_THE_H200)
+
+
+def per_second(ms: float) -> float:
+    """Return the tokens/s of steps that take so many ms."""
+    return tokens() / ms * 1e3
 
 
 KERNELS: Parts = {
-    "profile": partial(profile, MODEL, (GPU,), (BF16, MXFP8)),
+    "profile": partial(profile, MODEL, (BF16, MXFP8)),
     "kernels": lambda: f"{kernels_ms(MODEL, MXFP8, GPU):.1f}",
-    "as timed": lambda: f"{step_ms(MODEL, MXFP8, GPU):.1f}",
-    "without gaps": lambda: millions(tokens() / kernels_ms(MODEL, MXFP8, GPU) * 1e3),
-    "ms of the target": lambda: f"{target_ms():.1f}",
+    "without gaps": lambda: millions(per_second(kernels_ms(MODEL, MXFP8, GPU))),
+    "ms of the target": lambda: f"{tokens() / TARGET * 1e3:.1f}",
     "GEMMs and attention": lambda: f"{busy_ms():.1f}",
     "all else": lambda: f"{rest_ms():.1f}",
-    "left to all else": lambda: f"{target_ms() - busy_ms():.1f}",
-    "faster": lambda: f"{rest_ms() / (target_ms() - busy_ms()):.2f}",
     "copy, H100": lambda: f"{copied(MODEL, GPU):.2f}",
     "copy, H200": lambda: f"{copied(*ON_THE_H200):.2f}",
-    "all else, H200": lambda: f"{h200_rest_ms():.1f}",
-    "step, H200": lambda: f"{busy_ms() + h200_rest_ms():.1f}",
-    "H200 without gaps": lambda: f"{tokens() / (busy_ms() + h200_rest_ms()) / 1e3:.2f}",
-    "commit of the profile": lambda: f"`{benchmark(name_of(MODEL, GPU))['provenance']['commit']}`",
+    "step, H200": lambda: f"{h200_ms():.1f}",
+    "H200 without gaps": lambda: f"{per_second(h200_ms()) / 1e6:.2f}",
+    "best of the arithmetic": lambda: f"{100 * best(NEWEST) / per_second(h200_ms()):.0f} %",
+    "H100's best of the arithmetic": lambda: f"{100 * best(OLDER) / per_second(kernels_ms(MODEL, MXFP8, GPU)):.0f} %",
 }
 
 SIDE_BY_SIDE: Parts = {
     **KERNELS,
     "turns": turns,
-    "best": lambda: millions(best()["tokens_per_s"]),
-    "alone": lambda: least_and_most(alone() / 1e6, ".3f"),
-    "best over one": lambda: least_and_most(best()["tokens_per_s"] / alone(), ".2f"),
-    "alone apart": lambda: f"{100 * (alone().max() / alone().min() - 1):.0f} %",
-    "several in time slices": lambda: least_and_most(of_several("slices", "tokens_per_s") / 1e6, ".3f"),
-    "power": lambda: least_and_most(frame("side_by_side")["power_w_median"], ".0f"),
-    **{f"clock of several, {sharing}": partial(clock, sharing) for sharing in SAID},
-    "same bits": lambda: share_of(frame("side_by_side")["same_bits"]),
-    "different bits": lambda: share_of(~frame("side_by_side")["same_bits"]),
+    "best": lambda: millions(best(NEWEST)),
+    "best of the target": lambda: f"{100 * best(NEWEST) / TARGET:.0f} %",
+    "more by MPS": partial(rates, NEWEST, "> 2", "mps"),
+    "several in time slices": partial(rates, NEWEST, "> 1", "slices"),
+    "alone": partial(rates, NEWEST, "== 1"),
+    "alone apart": lambda: percent_apart(of(NEWEST, "== 1")["tokens_per_s"]),
+    "MPS over time slices": mps_over_slices,
+    "clock by MPS": partial(medians_by_mps, "sm_mhz"),
+    "clock alone": lambda: least_and_most(of(NEWEST, "== 1")["sm_mhz_median"], ".0f"),
+    "power by MPS": partial(medians_by_mps, "power_w"),
+    "energy by MPS": lambda: least_and_most(joules_per_million(of(NEWEST, "> 1", "mps")), ".0f"),
+    "energy of the target": lambda: f"{LIMIT_W / TARGET * 1e6:.0f}",
+    "four, deterministic": partial(rate, SAME_BITS, "mps", 4),
+    "price of the bits": price_of_the_bits,
+    "same bits, deterministic": partial(same_bits, SAME_BITS),
+    "same bits, not deterministic": partial(same_bits, NEWEST, OLDER),
+    "H100: best": lambda: millions(best(OLDER)),
+    "H100: several in time slices": partial(rates, OLDER, "> 1", "slices"),
+    "H100: alone": partial(rates, OLDER, "== 1"),
 }
