@@ -25,15 +25,18 @@ from mxstudy.tracking.silence import answers_of
 AGAIN = "run the same command again to repair it"
 
 
-def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
-    """Give every parent run its children, its summary and its final state; `summaries` is by `study`."""
+def end(jobs: list[Job], summaries: Mapping[str, Summary], state: str | None = None) -> None:
+    """Give every parent run its children, its summary and its final state: `state`, or else the worst of its jobs'.
+
+    `summaries`: by `study`.
+    """
     states = {job.fingerprint: job for job in jobs}
     for sweep in sweeps(jobs):
         own = [states[fingerprint] for fingerprint in sweep.folders]
         summary = summaries.get(own[0].config.study, Summary(""))
         try:
             answers_of(sweep.uri).check()
-            sweep.end(state_of(own), replace(summary, markdown=summary.markdown + not_done(own)))
+            sweep.end(state or state_of(own), replace(summary, markdown=summary.markdown + not_done(own)))
         except Exception as error:
             say(f"tracking: {one_line(sweep.uri, error)}; {AGAIN}")
 
