@@ -133,7 +133,24 @@ def test_what_fails_at_the_end_leaves_the_runs_complete_and_closes_the_parent(
     assert store.ended == {"quick: seed": ("finished", "")}
     why = "NotADirectoryError: Not a directory: figures/rehearsals"
     line = f"all 2 runs of pretrain are complete, but could not be summed up or drawn ({why}); run the same command"
-    assert line in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert line in said.out
+    assert "Traceback" not in said.err
+
+
+def test_a_fault_of_a_summary_shows_its_place(
+    tmp_path: Path,
+    study: FakeStudy,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(study, "summarise", lambda runs, baseline: baseline["missing"])
+    assert inline.run_jobs(tracked(tmp_path, 1, 2)) == 0
+    said = capsys.readouterr()
+    assert "all 2 runs of pretrain are complete, but could not be summed up or drawn (KeyError: 'missing')" in said.out
+    assert "Traceback" in said.err
+    assert __file__ in said.err
 
 
 @pytest.mark.parametrize("caught", [signal.SIGINT, signal.SIGTERM])
