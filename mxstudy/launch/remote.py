@@ -25,7 +25,8 @@ from mxstudy.launch.say import say
 from mxstudy.launch.table import show, wait_for
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError, one_line
-from mxstudy.tracking.folder import DONE, RunFolder, RunLocked, replaced, runs_by_fingerprint
+from mxstudy.tracking.folder import DONE, RunFolder, RunLocked, replaced
+from mxstudy.tracking.found_runs import runs_by_fingerprint
 
 Submit = Callable[..., Iterator[tuple[str, str]]]
 NOT_SUBMITTED = "not submitted"
