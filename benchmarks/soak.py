@@ -37,7 +37,8 @@ from benchmarks.disturbed import FILLER, FULL_DISK, SIGNALS, Disturbance, Ended,
 from benchmarks.mlflow_server import Server
 from benchmarks.report import machine, measured, options_of, show
 from benchmarks.soak_kinds import KINDS, Inputs, Left, left_in
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.tracking.mlflow_store import connect
 

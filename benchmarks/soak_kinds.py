@@ -13,7 +13,8 @@ import pyarrow.parquet as parquet
 
 from mxstudy.config import StudentTeacher
 from mxstudy.tracking.columnar_journal import read_columns
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.checksums import HEADER
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
+from hydra.core.config_store import ConfigStore
 from hydra.errors import MissingConfigException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, UnreadableFile
+from mxstudy.compat.hydra import CHOSEN_ALREADY, NAMED_IN, NOTHING_TO_OVERRIDE, UnreadableFile
 from mxstudy.config.conf_folders import STARTS
 from mxstudy.help.answers import belongs_to
 from mxstudy.help.group_choices import groups, visible
@@ -29,6 +31,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name}: no such choice; {suggest(name, groups().get(group, visible(error.options)))}"
+    if isinstance(error, MissingConfigException) and (file := re.search(NAMED_IN, str(error))):
+        return f"{file[1]}.yaml: its defaults name {unknown_name(error)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         key, names = str(cause.full_key), [name for name in map(str, cause.parent_node) if not name.startswith("_")]
         group, _, part = key.partition(".")
@@ -51,6 +55,18 @@ def explain(error: Exception) -> str:
             return f"{error.full_key}: copies {followed[1]}, which is null now; write {error.full_key}=VALUE as well"
         return f"{error.full_key}: {str(error).splitlines()[0]}"
     return " ".join(one_line(part) for part in (error, cause) if part is not None)
+
+
+def unknown_name(error: MissingConfigException) -> str:
+    """Return what a file's list of defaults names although it does not exist, and what may stand there."""
+    group, _, name = str(error.missing_cfg_file).rpartition("/")
+    if error.options is not None:
+        known = [f"/{own}" for own in groups()]
+        return f"the group {group}, which does not exist; {suggest(f'/{Path(group).name}', known)}"
+    bases = [Path(base).stem for base in ConfigStore.instance().repo.get(group, {})]
+    there = dict.fromkeys([*groups().get(group, ()), *bases])
+    advice = f"; {suggest(name, there)}" if there else ""
+    return f"{name}, which is no file of {group or 'conf'}; a choice of another group is - /GROUP: CHOICE{advice}"
 
 
 def why_unreadable(error: BaseException) -> str:

@@ -19,7 +19,8 @@ from commands import book, run_here
 from quiz import write_sets
 from traced import run_graphs_as_they_are
 
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which any compilation may do first

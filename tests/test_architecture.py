@@ -252,6 +252,18 @@ def test_only_compat_reaches_into_other_packages() -> None:
     complain("use of what is private, outside of mxstudy.compat", inside)
 
 
+def test_only_save_figure_saves_figures() -> None:
+    """matplotlib's own would take `$` in a name for a formula."""
+    own = "mxstudy.results.panels"
+    found = {module for module in MODULES for node in nodes(module) if is_savefig(node)}
+    complain("savefig beside results.save_figure", found - {own})
+    assert own in found
+
+
+def is_savefig(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "savefig"
+
+
 @pytest.mark.integration
 def test_small_files_are_written_whole() -> None:
     """A crash may tear only a log, the lock of a queue, or a file that only grows and has its size recorded."""

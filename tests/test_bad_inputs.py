@@ -30,7 +30,8 @@ from mxstudy.evaluation.hugging_face import SHAPES
 from mxstudy.launch import inline, plan
 from mxstudy.launch.composed import Composed
 from mxstudy.reader import ConfigError, flatten
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.train.process_group import find_rank
 
 TINY = ("+experiment=quickstart", "+debug=tiny")

@@ -22,7 +22,7 @@ from benchmarks import (
     tracking,
 )
 from benchmarks.disturbed import Ended
-from mxstudy.tracking.folder import find_runs
+from mxstudy.tracking.found_runs import find_runs
 
 pytestmark = pytest.mark.integration
 

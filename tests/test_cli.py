@@ -139,6 +139,28 @@ def test_a_misspelt_choice_inside_a_yaml_file_is_refused(tmp_path: Path) -> None
     assert refusal("+experiment=mine", "--config-dir", str(tmp_path)) == "nrom: no such group; did you mean 'norm'?"
 
 
+OTHERS = "a choice of another group is - /GROUP: CHOICE"
+NAMED = [
+    ("experiment", "quickstrat", f"quickstrat, which is no file of experiment; {OTHERS}; did you mean 'quickstart'?"),
+    ("precision", "base_precison", f"base_precison, which is no file of precision; {OTHERS}; did you mean 'base_pre"),
+    ("experiment", "/nope", f"nope, which is no file of conf; {OTHERS}"),
+    ("experiment", "/nrom: rmsnorm", "the group nrom, which does not exist; did you mean '/norm'?"),
+    ("experiment", "norm: rmsnorm", "the group experiment/norm, which does not exist; did you mean '/norm'?"),
+]
+
+
+@pytest.mark.integration
+@each(("group", "name", "line"), NAMED)
+def test_a_file_whose_defaults_name_what_does_not_exist_is_named(
+    group: str, name: str, line: str, tmp_path: Path
+) -> None:
+    file = tmp_path / group / "mine.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"defaults: [{{{name}}}]\n" if ": " in name else f"defaults: [{name}]\n")
+    words = ["+experiment=mine"] if group == "experiment" else [QUICK, f"{group}=mine"]
+    assert refusal(*words, f"--config-dir={tmp_path}").startswith(f"{group}/mine.yaml: its defaults name {line}")
+
+
 @pytest.mark.integration
 @each("first", ["", "# @package _global_\n"])
 def test_an_experiment_of_the_users_own_that_names_no_kind_of_run_is_refused(first: str, tmp_path: Path) -> None:

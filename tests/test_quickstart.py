@@ -13,7 +13,8 @@ from commands import run
 from safetensors.torch import load_file
 
 from mxstudy.reader import plain
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal
 
 pytestmark = pytest.mark.slow

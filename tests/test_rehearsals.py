@@ -15,7 +15,7 @@ from mxstudy import cli
 from mxstudy.config import AnyRun, PySource
 from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.rehearsal import rehearse_data
-from mxstudy.tracking.folder import find_runs
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.mlflow_store import connect
 
 EXPERIMENTS = sorted(path.stem for path in (cli.CONF / "experiment").glob("*.yaml"))

@@ -97,3 +97,15 @@ def test_a_dollar_in_a_name_is_a_dollar_in_a_figure_and_powers_of_ten_are_still_
             save_figure(figure, file, format="svg")
         assert file.getvalue().count(f">{escape(name)}</text>") == 5
         assert "mathdefault" not in re.sub("<!--.*?-->", "", file.getvalue())
+
+
+@each("name", ["price_$_in_$", r"a$\q{$<b>x"])
+def test_a_dollar_in_the_name_of_an_arm_is_a_dollar_in_a_figure_that_is_not_saved(name: str) -> None:
+    losses = pd.DataFrame({"seed 0": [3.0, 2.0]}, index=[1000, 2000])
+    figure = Figure(layout="constrained")
+    _, lower = draw_arms(figure, [Curves(arm, "red", name, losses, losses.iloc[:, :0]) for arm in (name, "other")])
+    legend(figure, title=name)
+    figure.draw_without_rendering()
+    (drawn,) = figure.legends
+    assert name in lower.get_ylabel()
+    assert not any(text.get_parse_math() for text in (lower.yaxis.label, drawn.get_title(), *drawn.get_texts()))

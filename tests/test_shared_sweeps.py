@@ -36,7 +36,8 @@ from mxstudy.studies import study_of
 from mxstudy.studies.protocol import Study, Watched
 from mxstudy.tracking import memberships, unchanged
 from mxstudy.tracking.columnar_journal import Columns
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_parent import Summary

@@ -19,7 +19,8 @@ from commands import OWN_TEXT, SMALL, Fault, call, corpus, run, run_here, status
 from each import slow_but
 
 from mxstudy.tracking import mlflow_mirror as mirroring
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.checkpoint import checksum_of
 

@@ -127,7 +127,7 @@ def per_second(ms: float) -> float:
 
 
 KERNELS: Parts = {
-    "profile": partial(profile, MODEL, (BF16, MXFP8)),
+    "profile": partial(profile, MODEL, GPU, (BF16, MXFP8)),
     "kernels": lambda: f"{kernels_ms(MODEL, MXFP8, GPU):.1f}",
     "without gaps": lambda: millions(per_second(kernels_ms(MODEL, MXFP8, GPU))),
     "ms of the target": lambda: f"{tokens() / TARGET * 1e3:.1f}",

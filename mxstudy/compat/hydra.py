@@ -25,9 +25,10 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-# Patterns of Hydra's messages with the group they name, for which its errors have no field.
+# Patterns of Hydra's messages with the group or the file they name, for which its errors have no field.
 NOTHING_TO_OVERRIDE = r"Could not override '([^'@]+)"
 CHOSEN_ALREADY = r"Multiple values for ([^.]+)\."
+NAMED_IN = r"^In '([^']+)': Could not "
 
 MAP: Any = defaults_list._create_interpolation_map  # Hydra's own
 

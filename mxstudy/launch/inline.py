@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 from mxstudy.distributed import is_first, on_first_rank, world_size
+from mxstudy.launch.conclude import conclude
 from mxstudy.launch.parents import Parents
 from mxstudy.launch.plan import Job, claim, compare, differences, join, stored_runs
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.say import say
-from mxstudy.launch.sweep import end, summarise
+from mxstudy.launch.sweep import end
 from mxstudy.launch.threads import capped_threads
 from mxstudy.launch.worker import attempt, run_study
 from mxstudy.reader import ConfigError, one_line
 from mxstudy.studies import study_of
 from mxstudy.tracking.folder import DONE, RunFolder, RunLocked
-from mxstudy.tracking.mlflow_mirror import mirror_of
-from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.signals import received_signals
 
 LEFT_ALONE = {"running": "another process runs it", "queued": "it waits in a queue"}
@@ -49,22 +47,18 @@ def one_after_another(jobs: list[Job]) -> int:
         caught = on_first_rank(received.copy) if is_ours and state in DONE else []
         is_stopped = state == "preempted" or (bool(caught) and number < len(jobs))
         if is_stopped or (world_size() > 1 and is_ours and state not in DONE):  # the other ranks have left
-            conclude(done + jobs[number:], {}, parents)
+            if is_first():
+                parents.wait()
+                end(done + jobs[number:], {})
             return stopped(done[-1], caught[0] if caught else signal_of(job), number, len(jobs)) if is_stopped else 1
-    for job in skipped if is_first() else []:  # not earlier: no training waits for a server that may be silent
-        catch_up(job)
     again = any(study_of(job.config.study).shows_again for job in skipped)
-    conclude(done, summarise(done) if is_first() and (len(done) > 1 or again) else {}, parents)
+    # `skipped` not earlier: no training waits for a server that may be silent
+    if is_first() and (code := conclude(done, parents, skipped, has_summary=len(done) > 1 or again)):
+        return code
     left = [f"  {job.state}: {job.label}  {job.folder}" for job in done if job.state not in DONE]
     if left:
         say("\n".join([f"{len(left)} of {len(jobs)} jobs are not done:", *left]))
     return 1 if left else 0
-
-
-def conclude(jobs: list[Job], summaries: Mapping[str, Summary], parents: Parents) -> None:
-    if is_first():
-        parents.wait()
-        end(jobs, summaries)
 
 
 def claim_if_needed(planned: Job, parents: Parents, number: str) -> Job:
@@ -102,15 +96,6 @@ def run_one(job: Job) -> str:
 def left_alone(job: Job, why: RunLocked) -> Job:
     say(f"left alone: {why}")
     return replace(job, state="running")
-
-
-def catch_up(job: Job) -> None:
-    """Send a run's missing rows to its tracking server, which may have been away when the run ended."""
-    follow = mirror_of(job.config, RunFolder(job.folder), job.label)
-    behind = follow.catch_up() if follow else None
-    behind = behind or study_of(job.config.study).tell_others(job.config, RunFolder(job.folder))
-    if behind:
-        say(f"tracking: {behind}; the journal has everything")
 
 
 def signal_of(job: Job) -> signal.Signals:

@@ -22,18 +22,8 @@ from mxstudy.reader import ConfigError, changed, require
 from mxstudy.studies import study_of
 from mxstudy.studies.folders import check_folder
 from mxstudy.tracking.code import code_of
-from mxstudy.tracking.folder import (
-    DONE,
-    NAME_LENGTH,
-    REPLACED,
-    RunFolder,
-    RunLocked,
-    find_runs,
-    newest,
-    number_of,
-    replaced,
-    runs_by_fingerprint,
-)
+from mxstudy.tracking.folder import DONE, NAME_LENGTH, REPLACED, RunFolder, RunLocked, number_of, replaced
+from mxstudy.tracking.found_runs import find_runs, newest, runs_by_fingerprint
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_store import check_uri
 from mxstudy.tracking.provenance import provenance

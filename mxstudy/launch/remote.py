@@ -15,18 +15,18 @@ from typing import Any, NamedTuple
 
 from mxstudy.config.launcher import Local, Slurm
 from mxstudy.launch import local, queues, slurm
+from mxstudy.launch.conclude import conclude
 from mxstudy.launch.freeze import freeze_code, new_launch, one_at_a_time
-from mxstudy.launch.inline import catch_up
 from mxstudy.launch.parents import Parents
 from mxstudy.launch.plan import Job, claim, compare, join, origin
 from mxstudy.launch.processes import check_asked, tasks_per_node
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.say import say
-from mxstudy.launch.sweep import end, summarise
 from mxstudy.launch.table import show, wait_for
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError, one_line
-from mxstudy.tracking.folder import DONE, RunFolder, RunLocked, replaced, runs_by_fingerprint
+from mxstudy.tracking.folder import DONE, RunFolder, RunLocked, replaced
+from mxstudy.tracking.found_runs import runs_by_fingerprint
 
 Submit = Callable[..., Iterator[tuple[str, str]]]
 NOT_SUBMITTED = "not submitted"
@@ -59,12 +59,8 @@ def submit_jobs(jobs: list[Job], settings: Local | Slurm) -> int:
         return 0
     ended = wait_for(folders)
     done = [replace(job, state=run.state) for job, run in zip(jobs, ended, strict=True)]
-    for job in done:
-        if job.state in DONE:
-            catch_up(job)
-    parents.wait()
-    end(done, summarise(done) if len(done) > 1 else {})
-    return int(any(job.state not in DONE for job in done))
+    code = conclude(done, parents, [job for job in done if job.state in DONE], has_summary=len(done) > 1)
+    return code or int(any(job.state not in DONE for job in done))
 
 
 class Claimed(NamedTuple):

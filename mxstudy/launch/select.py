@@ -9,7 +9,8 @@ from typing import Any
 
 from mxstudy.launch.ticket import ticket_of
 from mxstudy.reader import ConfigError, flatten, require
-from mxstudy.tracking.folder import NAME_LENGTH, RunFolder, find_runs, none_but_rehearsals
+from mxstudy.tracking.folder import NAME_LENGTH, RunFolder
+from mxstudy.tracking.found_runs import find_runs, none_but_rehearsals
 from mxstudy.tracking.named_runs import elsewhere, is_called
 
 

@@ -5,6 +5,7 @@ A sweep is the jobs of one launch, experiment and tracking store, if there is mo
 
 from __future__ import annotations
 
+import traceback
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from mxstudy import config
 from mxstudy.launch.job_arms import arm_names
 from mxstudy.launch.plan import Job, varying
 from mxstudy.launch.say import say
+from mxstudy.reader import ConfigError
 from mxstudy.reader import one_line as said_by
 from mxstudy.studies import study_of
 from mxstudy.tracking.code import different_code
@@ -25,15 +27,18 @@ from mxstudy.tracking.silence import answers_of
 AGAIN = "run the same command again to repair it"
 
 
-def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
-    """Give every parent run its children, its summary and its final state; `summaries` is by `study`."""
+def end(jobs: list[Job], summaries: Mapping[str, Summary], state: str | None = None) -> None:
+    """Give every parent run its children, its summary and its final state: `state`, or else the worst of its jobs'.
+
+    `summaries`: by `study`.
+    """
     states = {job.fingerprint: job for job in jobs}
     for sweep in sweeps(jobs):
         own = [states[fingerprint] for fingerprint in sweep.folders]
         summary = summaries.get(own[0].config.study, Summary(""))
         try:
             answers_of(sweep.uri).check()
-            sweep.end(state_of(own), replace(summary, markdown=summary.markdown + not_done(own)))
+            sweep.end(state or state_of(own), replace(summary, markdown=summary.markdown + not_done(own)))
         except Exception as error:
             say(f"tracking: {one_line(sweep.uri, error)}; {AGAIN}")
 
@@ -63,7 +68,8 @@ def merged(jobs: Sequence[Job]) -> list[str]:
 def summarise(jobs: list[Job]) -> dict[str, Summary]:
     """Return each kind of run's summary of its finished jobs, by `study`, with what else differs between their runs.
 
-    If a summary fails, a line says why, and that the runs are complete.
+    If a summary fails, a line says why, and that the runs are complete. The traceback of what no user can cause goes to
+    stderr.
     """
     summaries = {}
     for kind in config.STUDIES:
@@ -74,6 +80,8 @@ def summarise(jobs: list[Job]) -> dict[str, Summary]:
             except Exception as error:  # a disk or a library may raise anything, and the sweep must still end
                 what = f"all {len(done)} runs of {kind} are complete, but could not be summed up or drawn"
                 say(f"{what} ({type(error).__name__}: {said_by(error)}); {AGAIN}")
+                if not isinstance(error, ConfigError | OSError):
+                    traceback.print_exc()
     return summaries
 
 

@@ -59,7 +59,7 @@ from mxstudy.tracking.code import code_in
 from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import REHEARSALS as REHEARSALS
 from mxstudy.tracking.folder import RunFolder as RunFolder
-from mxstudy.tracking.folder import find_runs, none_but_rehearsals, runs_of
+from mxstudy.tracking.found_runs import find_runs, none_but_rehearsals, runs_of
 from mxstudy.tracking.journal import Row, read_journal
 from mxstudy.tracking.mixed_backends import backends_in
 from mxstudy.tracking.mixed_backends import different_backends as different_backends

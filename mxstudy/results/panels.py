@@ -46,7 +46,7 @@ def draw_arms(
         partners = {others[arm] for arm in apart}
         name = partners.pop() if len(partners) == 1 else "the baseline"
         if len(name) <= BESIDE:
-            axes.set_ylabel(f"minus that of\n{name}, nats")
+            axes.set_ylabel(f"minus that of\n{name}, nats", parse_math=False)
         else:  # the legend has room for a longer name
             axes.set_ylabel("minus the\nbaseline, nats")
             zero.set_label(f"baseline: {name}")
@@ -68,7 +68,7 @@ def tokens_text(count: float) -> str:
 
 
 def legend(figure: Any, *others: Any, title: str | None = None) -> None:
-    """Write a legend above all panels, with `others`: each label once, in as many columns as fit.
+    """Write a legend above all panels, with `others`: each label once, in as many columns as fit, and none a formula.
 
     A label that artists of several colours share is grey, and comes last. One that is wider than the figure has several
     lines, and the figure grows where the legend would take more than half of it.
@@ -94,6 +94,8 @@ def legend(figure: Any, *others: Any, title: str | None = None) -> None:
         fontsize=7,
         frameon=False,
     )
+    for text in (drawn.get_title(), *drawn.get_texts()):
+        text.set_parse_math(False)
     for label, handle in zip(labels, drawn.legend_handles, strict=True):
         if len(colors_in(found[label])) > 1:
             handle.set(color=SHARED, alpha=found[label][0].get_alpha())

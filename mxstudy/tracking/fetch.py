@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mxstudy.reader import ConfigError, require
-from mxstudy.tracking.folder import RunFolder, runs_of
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import runs_of
 from mxstudy.tracking.mlflow_store import check_uri, connect, member_of, one_line
 
 SCHEME = "mlflow:"

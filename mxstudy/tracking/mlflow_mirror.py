@@ -17,7 +17,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,17 +133,16 @@ class Mirror:
 
         First waits until no other process writes to the run: two at once would each create an MLflow run.
         """
-        if self._is_complete():
-            return tell_memberships(self.uri, self.folder)
-        try:
-            with self.folder.lock(wait_s):
-                status = self.folder.status()
-                if self._is_complete():
-                    return tell_memberships(self.uri, self.folder)
-                self.start()
-                return self.finish(status.state, status.reason)
-        except (RunLocked, OSError) as error:  # it is still locked, or this user may not write there
-            return str(error)
+        if not self._is_complete():
+            try:
+                with self.folder.lock(wait_s):
+                    if not self._is_complete():
+                        self.start()
+                        status = self.folder.status()
+                        return self.finish(status.state, status.reason)
+            except (RunLocked, OSError) as error:  # it is still locked, or this user may not write there
+                return str(error)
+        return tell_memberships(self.uri, self.folder)
 
     def _is_complete(self) -> bool:
         position = self.position
@@ -196,7 +195,8 @@ class Mirror:
     def _open(self) -> Session:
         client = connect(self.uri)
         before = self.position
-        self._check_wanted()
+        if self._gave_up:  # from then on another process may mirror this run
+            raise TimeoutError("the run ended before everything was sent")
         experiment_id = get_experiment(client, self.experiment, self.tags["study"])
         # by the recorded id, or by tags if a kill came before the id was recorded
         run = active_run(client, before.run_id) if before else None
@@ -211,11 +211,6 @@ class Mirror:
         """Create an MLflow run that starts when the folder was created, and return it."""
         tags = origin(self.folder.provenance()) | self.tags | own_tags(self.folder) | membership_tags(self.folder)
         return create_run(client, experiment_id, self.run_name, self.folder.status().started_s, tags)
-
-    def _check_wanted(self) -> None:
-        """Raise TimeoutError once `finish` has given up: from then on another process may mirror this run."""
-        if self._gave_up:
-            raise TimeoutError("the run ended before everything was sent")
 
 
 def mirror_of(config: Run, folder: RunFolder, label: str) -> Mirror | None:
@@ -238,17 +233,7 @@ def add_rows(uri: str, folder: RunFolder, rows: list[Row]) -> str | None:
 
     Rows that are sent twice are stored once. Returns None, or one line that says why they were not stored.
     """
-    position = position_of(folder, uri)
-    if position is None:
-        return None
-    try:
-        answers_of(uri).check()
-        client = connect(uri)
-        for batch in chunks([point for row in rows for point in points_of(row)], METRICS_PER_CALL):
-            client.log_batch(position.run_id, metrics=batch)
-    except Exception as error:  # a server or a driver may raise anything
-        return one_line(uri, error)
-    return None
+    return tell(uri, folder, lambda session: session.add(rows))
 
 
 def tell_memberships(uri: str, folder: RunFolder) -> str | None:
@@ -256,15 +241,17 @@ def tell_memberships(uri: str, folder: RunFolder) -> str | None:
 
     Returns None, or one line that says why that failed.
     """
-    position, listed = position_of(folder, uri), folder.path / memberships.NAME
-    if position is None or not listed.exists():
+    return tell(uri, folder, Session.tell_memberships) if (folder.path / memberships.NAME).exists() else None
+
+
+def tell(uri: str, folder: RunFolder, what: Callable[[Session], None]) -> str | None:
+    """Call `what` for the folder's MLflow run in this store, if there is one. Returns None, or why that failed."""
+    position = position_of(folder, uri)
+    if position is None:
         return None
     try:
         answers_of(uri).check()
-        client = connect(uri)
-        for tag, label in membership_tags(folder).items():
-            client.set_tag(position.run_id, tag, label)
-        client.log_artifact(position.run_id, str(listed))
+        what(Session(connect(uri), folder, position))
     except Exception as error:  # a server or a driver may raise anything
         return one_line(uri, error)
     return None
@@ -353,14 +340,25 @@ class Session:
         for path in self.folder.artifacts():
             inside = path.parent.relative_to(self.folder.path).as_posix()
             self.client.log_artifact(run_id, str(path), None if inside == "." else inside)
-        for tag, label in membership_tags(self.folder).items():  # sweeps may have asked for the run since it began
-            self.client.set_tag(run_id, tag, label)
-        self.client.set_tag(run_id, "status", state)
-        if reason:
-            self.client.set_tag(run_id, "reason", reason[:TEXT_LENGTH])
+        self.set_tags(membership_tags(self.folder))  # sweeps may have asked for the run since it began
+        self.set_tags({"status": state} | ({"reason": reason[:TEXT_LENGTH]} if reason else {}))
         ended_ms = int(self.folder.journal_path.stat().st_mtime * 1000)
         self.client.set_terminated(run_id, STATES[state], end_time=ended_ms)
         self.keep(state=state)
+
+    def add(self, rows: list[Row]) -> None:
+        """Send rows that were measured after the run's end; the position stays."""
+        for batch in chunks([point for row in rows for point in points_of(row)], METRICS_PER_CALL):
+            self.client.log_batch(self.position.run_id, metrics=batch)
+
+    def tell_memberships(self) -> None:
+        """Name the experiments and sweeps of the run, and send the file that lists them."""
+        self.set_tags(membership_tags(self.folder))
+        self.client.log_artifact(self.position.run_id, str(self.folder.path / memberships.NAME))
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        for key, value in tags.items():
+            self.client.set_tag(self.position.run_id, key, value)
 
     def keep(self, **changes: Any) -> None:
         """Update the position and write it to mirror.json."""

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from mxstudy.reader import ConfigError, require
-from mxstudy.tracking.folder import REHEARSALS, RunFolder, find_runs
+from mxstudy.tracking.folder import REHEARSALS, RunFolder
+from mxstudy.tracking.found_runs import find_runs
 
 SHORTEST_PREFIX = 6  # hex digits that suffice to name a run
 

@@ -11,7 +11,8 @@ import pytest
 from commands import run_here
 
 from mxstudy import results
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.progress import Progress
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fake_study import FakeStudy, composed, seeds
 
-from mxstudy.launch import inline, parents, sweep
+from mxstudy.launch import conclude, inline, parents, sweep
 from mxstudy.launch.plan import plan
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Sweep
@@ -32,7 +32,7 @@ class Store:
         monkeypatch.setattr(parents, "create_store", lambda uri: "away" if self.away else None)
         monkeypatch.setattr(Sweep, "begin", lambda each: self.begin(each))
         monkeypatch.setattr(Sweep, "end", lambda each, state, summary: self.end(each, state, summary.markdown))
-        monkeypatch.setattr(inline, "mirror_of", lambda *of: None)
+        monkeypatch.setattr(conclude, "mirror_of", lambda *of: None)
 
     def begin(self, each: Sweep) -> str:
         self.begun.append(each.name)
@@ -133,7 +133,43 @@ def test_what_fails_at_the_end_leaves_the_runs_complete_and_closes_the_parent(
     assert store.ended == {"quick: seed": ("finished", "")}
     why = "NotADirectoryError: Not a directory: figures/rehearsals"
     line = f"all 2 runs of pretrain are complete, but could not be summed up or drawn ({why}); run the same command"
+    said = capsys.readouterr()
+    assert line in said.out
+    assert "Traceback" not in said.err
+
+
+def test_a_fault_of_a_summary_shows_its_place(
+    tmp_path: Path,
+    study: FakeStudy,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(study, "summarise", lambda runs, baseline: baseline["missing"])
+    assert inline.run_jobs(tracked(tmp_path, 1, 2)) == 0
+    said = capsys.readouterr()
+    assert "all 2 runs of pretrain are complete, but could not be summed up or drawn (KeyError: 'missing')" in said.out
+    assert "Traceback" in said.err
+    assert __file__ in said.err
+
+
+@pytest.mark.parametrize("caught", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_figures_are_drawn_closes_the_parent(
+    caught: signal.Signals,
+    tmp_path: Path,
+    study: FakeStudy,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "summarise", lambda *about: signal.raise_signal(caught))
+        assert inline.run_jobs(tracked(tmp_path, 1, 2)) == 128 + caught
+    assert store.ended == {"quick: seed": ("preempted", "")}
+    line = f"stopped by {caught.name} after the last job; the same command, run again, does the rest"
     assert line in capsys.readouterr().out
+    assert inline.run_jobs(tracked(tmp_path, 1, 2)) == 0
+    assert store.ended == {"quick: seed": ("finished", "2 arms")}
 
 
 def test_a_signal_leaves_the_sweep_preempted_and_a_resumed_job_its_parent(

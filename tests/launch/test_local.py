@@ -28,7 +28,8 @@ from mxstudy.launch.queues import QUEUE_LIST, Queues, local_jobs
 from mxstudy.launch.run_state import observe
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal
 
 LOCALLY = ("hydra/launcher=local", "hydra.launcher.cpus_per_task=1")

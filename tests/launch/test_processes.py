@@ -11,7 +11,8 @@ import pytest
 from commands import OWN_TEXT, SMALL, call, corpus
 from gang import said, together
 
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_rows
 
 pytestmark = pytest.mark.integration

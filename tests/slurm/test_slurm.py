@@ -20,7 +20,8 @@ from mxstudy.launch.freeze import PACKAGE
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.run_state import ENDED, RunState, observe
 from mxstudy.launch.ticket import ticket_of
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal, read_rows
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]

@@ -18,7 +18,8 @@ from mxstudy.config import Approximation, read_run
 from mxstudy.reader import ConfigError
 from mxstudy.studies.approximation import run as study
 from mxstudy.studies.approximation.tables import TABLES
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.tracking.mlflow_store import connect
 

@@ -21,7 +21,8 @@ from mxstudy.evaluation.export import main as export_main
 from mxstudy.launch.plan import plan
 from mxstudy.studies import trained_model as of_checkpoint
 from mxstudy.studies.evaluate import study as checks
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.tracking.mlflow_store import connect
 

@@ -17,7 +17,8 @@ from mxstudy.config import read_run
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.hugging_face import export
 from mxstudy.reader import ConfigError
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal
 
 ASK = ("+experiment=generate", "prompt=def quicksort(", "max_new_tokens=8", "tracking=none", "runs_dir=runs")

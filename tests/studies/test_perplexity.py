@@ -29,7 +29,8 @@ from mxstudy.studies.perplexity import run as perplexity
 from mxstudy.studies.perplexity import tables as perplexity_tables
 from mxstudy.studies.perplexity.check import Document, Windows
 from mxstudy.studies.perplexity.study import STUDY
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.tracking.mlflow_store import connect
 

@@ -9,7 +9,7 @@ import pytest
 from commands import OWN_TEXT, SMALL, killed_at, run, run_here
 from each import slow_but
 
-from mxstudy.tracking.folder import find_runs
+from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal
 
 pytestmark = pytest.mark.integration
