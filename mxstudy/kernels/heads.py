@@ -166,9 +166,9 @@ def launch_part(
 
 
 def tile_of_heads(rows: int, half: int, known: CastConstants) -> Tile:
-    """Return a tile of half a head, or a part of it: with casts a warp has whole blocks, if they are not too large."""
+    """Return a tile of half a head, or a part of it; with casts it has whole blocks."""
     if known.row or known.column:
         side = max(known.block, 32)
-        return Tile(side, min(power_of_two_in(half), side), warps=1 if side == 32 else 4)
+        return Tile(side, min(power_of_two_in(half), side), warps=2 if side == 32 else 4)
     width = min(power_of_two_in(half), 64)
     return Tile(min(1024 // width, ceil_power_of_two(rows)), width, warps=4)
