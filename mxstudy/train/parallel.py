@@ -1,4 +1,4 @@
-"""Prepare a built model that has no weights yet: activation checkpointing, compilation, sharding, in this order."""
+"""Prepare a built model that has no weights yet: compilation, activation checkpointing and sharding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mesh_of_ranks(device: torch.device) -> DeviceMesh | None:
 
 
 def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = None) -> None:
-    """Set up activation checkpointing, compilation and sharding block by block, in place; names stay unchanged.
+    """Set up compilation, activation checkpointing and sharding block by block, in place; names stay unchanged.
 
     Every parameter, its gradient and its optimizer state are sharded along the first axis over the ranks of `mesh`
     (FSDP2, ZeRO stage 3). A block's weights are rounded to the compute dtype, gathered whole before the block runs, and
@@ -38,8 +38,8 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
     """
     for block in model.layers:
         if train.activation_checkpointing == "full":
-            recompute_in_backward(block)
-        if train.compile:
+            recompute_in_backward(block, train.compile)
+        elif train.compile:
             block.compile(fullgraph=True)
     if mesh is not None:
         allow_views()
@@ -54,8 +54,12 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
         sum_gradients(model)
 
 
-def recompute_in_backward(block: nn.Module) -> None:
-    forward = block.forward
+def recompute_in_backward(block: nn.Module, compiled: bool) -> None:
+    """Keep nothing but the block's inputs for its backward, which runs the forward again.
+
+    Checkpointing is outside what is compiled: inside, torch 2.11 keeps what the fused functions save.
+    """
+    forward = torch.compile(block.forward, fullgraph=True) if compiled else block.forward
     block.forward = lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False)
 
 

@@ -205,6 +205,30 @@ def test_activation_checkpointing_compiles(traced):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_recomputed_block_keeps_its_inputs_alone(compiled):
+    plain, recomputed = (kept_bytes(compiled, choice) for choice in ("none", "full"))
+    assert recomputed < 0.05 * plain
+
+
+def kept_bytes(compiled: bool, activation_checkpointing: str) -> int:
+    """Return the bytes that a fused block keeps for its backward, weights and input aside."""
+    changes = {"compile": compiled, "activation_checkpointing": activation_checkpointing}
+    model, kept = tiny.build(tiny.ONE_BLOCK, **changes)[0].model, dict[int, int]()
+    x = torch.zeros(4, 64, 64, dtype=torch.bfloat16, requires_grad=True)
+    known = {tensor.data_ptr() for tensor in (x, *model.parameters())}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept.update({} if storage.data_ptr() in known else {storage.data_ptr(): storage.nbytes()})
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.layers[0](x, model.rope(64, x.device))[0].float().sum().backward()
+    return sum(kept.values())
+
+
+@pytest.mark.slow
 def test_dropout_compiles_and_is_recomputed(traced):
     """The masks of a compiled and recomputed model are those of an eager one, and there are masks."""
     settings = replace(tiny.ONE_BLOCK, model=replace(tiny.ONE_BLOCK.model, dropout=0.2))

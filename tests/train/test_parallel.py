@@ -337,20 +337,21 @@ def test_a_hook_of_a_sharded_head_gets_logits_or_an_error():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fused", [False, True])
-def test_compiled_blocks_are_sharded_too(fused, tmp_path):
+@pytest.mark.parametrize(("fused", "kept"), [(False, "none"), (True, "none"), (True, "full")])
+def test_compiled_blocks_are_sharded_too(fused, kept, tmp_path):
     """Contract: 1e-4 nats from eager ones, here of one process with the same micro-batches, which run fused.
 
     On CPU compiled blocks run module by module. On a GPU they run fused; here they are set to do so.
     """
-    compiled = replace(settings("mxfp8 mxnorm", compile=True), model=tiny.ONE_BLOCK.model)
+    arm = settings("mxfp8 mxnorm", compile=True, activation_checkpointing=kept)
+    compiled = replace(arm, model=tiny.ONE_BLOCK.model)
     eager = replace(compiled, train=replace(compiled.train, compile=False, micro_batch_size=2))
     work = (compiled_run, compiled, True) if fused else (traced_run, compiled)
     first, second = together(tmp_path, 2, *work)
     losses, backends, passes = first
     assert first == second
     assert backends == {"layers.0": "reference"}
-    assert passes == (2 * 20 + 1 if fused else 0)  # the last is a validation
+    assert passes == ((3 if kept == "full" else 2) * 20 + 1 if fused else 0)  # the last is a validation
     assert losses == pytest.approx(losses_of(sharded(eager)), abs=1e-4)
 
 
