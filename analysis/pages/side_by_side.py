@@ -77,8 +77,8 @@ def price_of_the_bits() -> str:
 
 
 def same_bits(*names: str) -> str:
-    """Return in how many rows of these measurements all processes have the same bits."""
-    return share_of(pd.concat([frame(name)["same_bits"] for name in names]))
+    """Return in how many comparisons all processes have the same bits. There is one for each way of sharing a GPU."""
+    return share_of(pd.concat([frame(name).drop_duplicates("sharing")["same_bits"] for name in names]))
 
 
 def percent_apart(values: pd.Series) -> str:

@@ -9,7 +9,18 @@ from typing import Any, NamedTuple
 from analysis.pages.marks import Parts, benchmark, row, rows
 from analysis.pages.step_memory import MEMORY, SOME
 from analysis.pages.step_parts import left_over
-from analysis.pages.step_profile import BF16, GPU, MODELS, MXFP8, NO_RANDOM, NVFP4, PROFILE, name_of
+from analysis.pages.step_profile import (
+    BF16,
+    GPU,
+    MODELS,
+    MXFP8,
+    MXNORM,
+    NO_RANDOM,
+    NVFP4,
+    PROFILE,
+    by_kernels,
+    name_of,
+)
 from analysis.recipe.train_step_cost import STEPS
 from mxstudy.results import markdown, plus_minus
 
@@ -51,7 +62,6 @@ class Limit(NamedTuple):
 
 
 BF16_SOME, MXFP8_SOME = SOME[BF16], SOME[MXFP8]
-MXNORM = "mxfp8, mxnorm_p2"
 LIMITS = (
     Limit("MXFP8 with RMSNorm over bf16, llama_1b", 1.02, "llama_1b", MXFP8, "over_bf16"),
     Limit("MXFP8 with MXNorm over bf16, llama_1b", 1.02, "llama_1b", MXNORM, "over_bf16"),
@@ -152,20 +162,21 @@ def recomputed() -> str:
     return f"{row(name_of('llama_1b', GPU), arm=BF16_SOME)['recompute_mlp']}"
 
 
-def floor(model: str, gpu: str) -> str:
-    """Return the least of MXFP8's time over bf16's, if the casts ran at the rate of a copy and all else as in bf16."""
-    return f"{benchmark(name_of(model, gpu))['settings']['floor_over_bf16']:.3f}"
+def rounds(model: str) -> str:
+    (count,) = {one["rounds"] for one in rows(name_of(model, GPU))}
+    return f"{count}"
 
 
 SAID = {  # {name of a part: model, GPU, arm, column}
     **{f"{MXFP8} over bf16, {model}, H200": (model, "H200", MXFP8, "over_bf16") for model in (*MODELS, *SMALL)},
     **{f"{MXNORM} over bf16, {model}, H200": (model, "H200", MXNORM, "over_bf16") for model in MODELS},
-    f"{MXFP8} over bf16, llama_125m, H100": ("llama_125m", "H100", MXFP8, "over_bf16"),
     **{f"{NVFP4} over MXFP8, {model}, H200": (model, "H200", NVFP4, "over_mxfp8") for model in MODELS},
     f"{NO_RANDOM} over MXFP8, llama_125m, H200": ("llama_125m", "H200", NO_RANDOM, "over_mxfp8"),
     "memory of MXFP8, llama_1b": ("llama_1b", GPU, MXFP8, "peak_over_bf16"),
     **{f"MFU of bf16, {model}": (model, GPU, BF16, "mfu") for model in MODELS},
     "peak of bf16, GiB": ("llama_1b", GPU, BF16, "peak_gib"),
+    "peak of bf16, some MLPs, GiB": ("llama_1b", GPU, BF16_SOME, "peak_gib"),
+    "MFU of bf16, some MLPs": ("llama_1b", GPU, BF16_SOME, "mfu"),
 }
 TRAIN_STEP: Parts = {
     "limits": limits,
@@ -177,7 +188,8 @@ TRAIN_STEP: Parts = {
     "saved": left_over,
     "recomputing, bf16": partial(slower, BF16_SOME, "over_bf16"),
     "recomputing, MXFP8": partial(slower, MXFP8_SOME, "over_mxfp8"),
-    **{f"floor of {model}, {gpu}": partial(floor, model, gpu) for model, gpu in (*H200_CASES, ("llama_125m", "H100"))},
+    "by kernels": partial(by_kernels, {model: model for model in MODELS} | SMALL),
+    **{f"rounds of {model}": partial(rounds, model) for model in (*MODELS, *SMALL)},
     **PROFILE,
     **MEMORY,
 }

@@ -144,16 +144,6 @@ def casts() -> str:
     return markdown(columns, cells, left=columns[:2])
 
 
-def tiles_by_gpu() -> str:
-    """Return the table of the tiles of the kernel that makes both of NVFP4's operands."""
-    of = [{one["operand"]: one["us"] for one in rows(name)} for name in CASTS.values()]
-    cells = [
-        (tile.removeprefix(CAST_TILES), *(f"{one[tile]:.0f}" for one in of)) for tile in of[0] if CAST_TILES in tile
-    ]
-    columns = ["elements x warps", *(f"us on an {gpu}" for gpu in CASTS)]
-    return markdown(columns, cells, left=columns[:1])
-
-
 def share(part: str, name: str) -> str:
     """Return a part's rate, as we compute it now, over that of the fastest copy: '88 %'."""
     return f"{100 * of_fastest(newest(part, name), name):.0f} %"
@@ -215,9 +205,9 @@ def of_step(part: str) -> str:
 
 
 def left_over() -> str:
-    """Return how many ms a bf16 step would save if every part here ran at the rate of the copy beside it."""
+    """Return how many ms a bf16 step would save if every part here ran at the rate of the fastest copy."""
     parts = [one for one in rows(H200) if one["by"] in OURS and not one["part"].endswith("both casts")]
-    return f"{sum(one['ms_of_step'] * max(0.0, 1 - one['of_copy']) for one in parts):.1f}"
+    return f"{sum(one['ms_of_step'] * max(0.0, 1 - of_fastest(one)) for one in parts):.1f}"
 
 
 def copy_rate(part: str | None, name: str) -> str:
@@ -250,7 +240,6 @@ PARTS: Parts = {
     "tiles": other_tiles,
     "casts": casts,
     "both": lambda: f"{row(CASTS['H200'], operand='NVFP4, both')['over_copy']:.2f}",
-    "tiles of both, by GPU": tiles_by_gpu,
     **{f"2048 x 2 over ours, {gpu}": partial(smaller_tile_over_ours, gpu) for gpu in CASTS},
     **HEAD_LOSS,
 }

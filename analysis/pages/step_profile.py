@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -34,6 +34,8 @@ ARMS = {
     "nvfp4, rmsnorm": "NVFP4",
 }
 BF16, MXFP8, NO_RANDOM, NVFP4 = ARMS
+MXNORM = "mxfp8, mxnorm_p2"
+CASTING = ("casts alone", "SwiGLU, with casts", "rotary embedding, with casts", "norms, with casts")
 BUSY = ("GEMMs", "attention")
 ALONE = "MFU if a step took as long as its kernels"
 DATA_SHEET_MHZ = 1830  # 989e12 = 132 SMs * 4096 FLOPs a clock * 1830 MHz, the boost clock of NVIDIA's H100 white paper
@@ -202,7 +204,6 @@ class Budget(NamedTuple):
             "SM clock while the step was timed, MHz, median": f"{mhz:.0f}",
             "peak rate at this clock, TFLOP/s": f"{peak * mhz / DATA_SHEET_MHZ:.0f}",
             "MFU relative to this rate": f"{self.of_row['mfu'] * DATA_SHEET_MHZ / mhz:.3f}",
-            "clock at which they would be so much faster, MHz": f"{mhz * self.speedup:.0f}",
         }
 
 
@@ -211,6 +212,34 @@ def budgets() -> str:
     of = [Budget(model).cells() for model in MODELS]
     columns = [f"bf16 on an {GPU}", *MODELS]
     return markdown(columns, [(said, *(one[said] for one in of)) for said in of[0]], left=columns[:1])
+
+
+def by_kernels(cases: Mapping[str, str]) -> str:
+    """Return the table of MXFP8 over bf16 in each case, as timed and by kernels alone, and by the bytes of its casts.
+
+    `cases`: {name of a case: its name on the page}.
+    """
+    cells = []
+    for model, said in cases.items():
+        base, floor = kernels_ms(model, BF16), benchmark(name_of(model, GPU))["settings"]["floor_over_bf16"]
+        for arm, norm in ((MXFP8, "RMSNorm"), (MXNORM, "MXNorm")):
+            of, without = ms_of(model, arm), ms_of(model, BF16)
+            cells.append(
+                (
+                    f"{said}, {norm}",
+                    f"{row(name_of(model, GPU), arm=arm)['over_bf16']:.3f}",
+                    f"{kernels_ms(model, arm) / base:.3f}",
+                    f"{1 + sum(of[group] - without[group] for group in CASTING) / base:.3f}",
+                    f"{floor:.3f}",
+                    f"{sum(of[group] - without[group] for group in BUSY):+.1f}",
+                    f"{idle_ms(model, arm):.1f}",
+                    f"{idle_ms(model, BF16):.1f}",
+                )
+            )
+    head = f"MXFP8 over bf16 on an {GPU}"
+    columns = ["as timed", "by kernels", "if only casts were added", "if they ran as fast as a copy"]
+    columns += ["GEMMs and attention, ms more", "no kernel runs, ms", "in bf16, ms"]
+    return markdown([head, *columns], cells, left=[head])
 
 
 def of_budget(model: str, what: str) -> str:
@@ -272,5 +301,5 @@ PROFILE: Parts = {
     "ms allowed to NVFP4": allowed,
     "without a kernel": partial(without_a_kernel, (BF16, MXFP8)),
     "without a kernel, NVFP4": partial(without_a_kernel, (NVFP4,)),
-    **{f"MFU of the kernels alone, {model}": partial(of_budget, model, ALONE) for model in MODELS},
+    "MFU of the kernels alone, llama_125m": partial(of_budget, "llama_125m", ALONE),
 }

@@ -140,15 +140,15 @@ def test_norm_codes_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -
         assert ("min.s16x2.relu" in found["ptx"]) == (fmt == "E2M1")
 
 
-def test_gradients_of_swiglu_and_of_heads_stay_in_registers_and_wait_for_no_other_thread(tmp_path: Path) -> None:
-    """Two warps of SwiGLU's gradient with casts wait for each other: on an H100 they take 0.89 of one's time."""
-    most = {("swiglu", True): 192, ("swiglu", False): 48, ("heads", True): 240, ("heads", False): 128}  # registers
+def test_gradients_of_swiglu_and_of_heads_stay_in_registers(tmp_path: Path) -> None:
+    """Two warps with casts wait for each other, and yet are faster than one (results/parts.md)."""
+    most = {("swiglu", True): 192, ("swiglu", False): 48, ("heads", True): 128, ("heads", False): 128}  # registers
     variants = [(what, *c) for what in ("swiglu", "heads") for c in (("E4M3", "E4M3"), (None, "unread"))]
     for (what, row, _), found in zip(variants, ahead("ahead_gradients.py", variants, tmp_path), strict=True):
         assert found["STACK"] == 0
         assert found["REG"] <= most[what, bool(row)]
         assert "div." not in found["ptx"]
-        assert any(word in found["ptx"] for word in ("bar.sync", "st.shared")) == (what == "swiglu" and bool(row))
+        assert any(word in found["ptx"] for word in ("bar.sync", "st.shared")) == bool(row)
         assert ("fma.rn.bf16x2" in found["ptx"]) == bool(row)
         assert "cvt.rn.satfinite" not in found["ptx"]
         assert all(moved.endswith(".v4.b32") for moved in re.findall(r"(?:ld|st)\.global\S*", found["ptx"]))
