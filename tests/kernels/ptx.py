@@ -1,6 +1,6 @@
 """Run the few PTX instructions that kernels contain as text on NumPy arrays, as PTX's specification (8.8) defines them.
 
-A reciprocal, which a GPU approximates, is rounded to nearest.
+A reciprocal or a power of two, which a GPU approximates, is rounded to nearest.
 """
 
 from __future__ import annotations
@@ -64,6 +64,13 @@ def larger_magnitude(x: Words, y: Words) -> Words:
     return (np.where(most > 0x7F80, np.int16(NAN), most) | signs).astype(np.int16).view(np.int32)
 
 
+def power_of_two(x: np.ndarray) -> np.ndarray:
+    """Return 2^x of float32, or 0 where that is subnormal."""
+    with np.errstate(over="ignore", under="ignore"):
+        y = np.exp2(x.astype(np.float64)).astype(np.float32)
+    return np.where(y < np.finfo(np.float32).tiny, np.float32(0), y)
+
+
 INSTRUCTIONS: dict[str, Callable[..., Words]] = {
     "add.s16x2": lambda x, y: (pairs(x) + pairs(y)).view(np.int32),
     "max.s16x2": lambda x, y: np.maximum(pairs(x), pairs(y)).view(np.int32),
@@ -73,6 +80,7 @@ INSTRUCTIONS: dict[str, Callable[..., Words]] = {
     "max.NaN.xorsign.abs.bf16x2": larger_magnitude,
     "cvt.rn.bf16x2.f32": lambda high, low: word_of(low, high),
     "rcp.approx.ftz.f32": lambda x: np.float32(1) / x,
+    "ex2.approx.ftz.f32": power_of_two,
     "mov.b32": lambda x: x,
     "lop3.b32": lambda x, y, mask, table: {0xE4: (x & mask) | (y & ~mask)}[int(table)],
     "and.b32": np.bitwise_and,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from mxstudy.kernels.device.cast_both import operand, store_both, through_bf16, tile_offsets
+from mxstudy.kernels.device.exponential import exponential
 
 SQRT_HALF = tl.constexpr(math.sqrt(0.5))
 SQRT_TWO_OVER_PI = tl.constexpr(math.sqrt(2 / math.pi))
@@ -80,7 +81,7 @@ def activation_backward_cast_both_kernel(
 
 @triton.jit
 def sigmoid(x):
-    return 1 / (1 + tl.exp(-x))
+    return 1 / (1 + exponential(-x))
 
 
 @triton.jit
@@ -115,13 +116,13 @@ def one_over(x):
 
 @triton.jit
 def silu(x):
-    r, s = one_over(1 + tl.exp(-x))
+    r, s = one_over(1 + exponential(-x))
     return r * (x * s)
 
 
 @triton.jit
 def silu_backward(dy, x):
-    r, s = one_over(1 + tl.exp(-x))
+    r, s = one_over(1 + exponential(-x))
     gate = r * s
     return dy * gate * (1 + x * (1 - gate))
 

@@ -8,6 +8,8 @@ last columns do, so the second reading begins with these.
 import triton
 import triton.language as tl
 
+from mxstudy.kernels.device.exponential import exponential
+
 GROUP = tl.constexpr(8)  # 16 bytes in bf16
 LEAST = tl.constexpr(-3.0e38)  # below every logit, and finite: exp(-inf - LEAST) is 0, not NaN
 
@@ -36,7 +38,7 @@ def cross_entropy_kernel(
     for start in range(0, COLUMNS, WIDTH):
         x = tl.load(logits_ptr + start + columns, mask=start + columns < COLUMNS, other=-float("inf")).to(tl.float32)
         higher = tl.maximum(top, tl.max(x, 1))
-        total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher[:, None]), 1)
+        total = total * exponential(top - higher) + tl.sum(exponential(x - higher[:, None]), 1)
         top = higher
     highest = tl.max(top, 0)
     log_sum = highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
@@ -47,6 +49,8 @@ def cross_entropy_kernel(
         for after in range(0, COLUMNS, WIDTH):
             there = (COLUMNS - 1) // WIDTH * WIDTH - after + columns
             x = tl.load(logits_ptr + there, mask=there < COLUMNS, other=0.0).to(tl.float32)
-            gradient = tl.exp(x - log_sum) * scale
-            gradient = tl.where(there == target, gradient - scale, gradient)
+            gradient = exponential(x - log_sum) * scale
             tl.store(logits_ptr + there, gradient.to(logits_ptr.dtype.element_ty), mask=there < COLUMNS)
+        tl.debug_barrier()  # the target's comes after what another thread has stored there
+        of_target = tl.exp(of_target - log_sum) * scale - scale
+        tl.store(logits_ptr + target, of_target.to(logits_ptr.dtype.element_ty), mask=is_column)
