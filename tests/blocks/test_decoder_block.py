@@ -227,7 +227,7 @@ def test_checkpointing_changes_no_bit(row):
     model = decoder(norm=NORMS["mxnorm p2"], formats=precision(row))
     once = run(model, tokens())
     for block in model.layers:
-        recompute_in_backward(block)
+        recompute_in_backward(block, compiled=False)
     for name, values in run(model, tokens()).items():
         assert torch.equal(values, once[name]), name
 
