@@ -16,7 +16,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.command import command
-from analysis.fp4.contradictions import BF16, CONTRADICTIONS, MARGIN
+from analysis.fp4.arms import BF16
+from analysis.fp4.questions import QUESTIONS
 from analysis.recipe.arms_23m import RECIPE, RECIPE_AGAIN
 from analysis.stated import Question
 from analysis.statistics import CONFIDENCE, Effect
@@ -24,7 +25,7 @@ from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load
 from analysis.units import STEPS, chosen, died, need_columns, paired
 from mxstudy.results import legend
 
-BY_SWEEP = {one.sweep: one for one in (*CONTRADICTIONS, RECIPE, RECIPE_AGAIN)}
+BY_SWEEP = {one.sweep: one for one in (*QUESTIONS, RECIPE, RECIPE_AGAIN)}
 ERROR = "model/ratio"
 
 
@@ -66,7 +67,7 @@ def draw(of: Question, runs: pd.DataFrame, bias: pd.DataFrame | None) -> Figure:
     labels = [f"{name} ({dead[name]} died)" if dead[name] else name for name in found]
     left.set_yticks(range(len(found)), labels)
     left.invert_yaxis()
-    left.axvspan(-MARGIN[0], MARGIN[0], color="0.9", zorder=0, label="alike")
+    left.axvspan(-of.margin, of.margin, color="0.9", zorder=0, label="alike")
     left.set_xlabel("loss minus that of bf16, nats", loc="right")  # beside long names it is longer than the axes
     left.locator_params(axis="x", nbins=5 if right else 3)
     for axes in right:

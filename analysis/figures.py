@@ -15,7 +15,7 @@ from functools import partial
 
 from analysis.command import Parser, command
 from analysis.figure import BENCHMARK, RESULTS, Figure, benchmark, sweep
-from analysis.fp4.contradictions import CONTRADICTIONS
+from analysis.fp4.questions import QUESTIONS
 from analysis.style import FIGURES as FOLDER
 from analysis.style import with_palette
 
@@ -42,7 +42,7 @@ OVERFLOW = (*sweep("overflow"), "overflow")
 GRADIENT_BIAS = (*sweep("gradient_bias"), "gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
 DECISIVE = "decisive decisive_2 decisive_3"
-RUN_OF_FP4 = {"fp4_scales", "fp4_weight_blocks", "fp4_where"}  # of the ten sweeps those whose tables are in results/
+RUN_OF_FP4 = {"fp4_scales", "fp4_weight_blocks", "fp4_where"}  # of the eleven sweeps those whose tables are in results/
 TRAIN_STEPS = "train_step_h200_llama_125m train_step_h200_llama_1b"
 ZERO_SHOT = (
     ("scores", "samples"),
@@ -301,7 +301,7 @@ FIGURES = (
             script,
             f"--of {of.sweep}",
         )
-        for of in CONTRADICTIONS
+        for of in QUESTIONS
         for name, shows, kinds, script in (
             (of.sweep, of.asks, (*RUNS, "gradient_bias"), "arm_losses"),
             (f"{of.sweep}_errors", "where its errors are made", (*RUNS, "saturation", "gradient_bias"), "fp4.errors"),

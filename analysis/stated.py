@@ -17,7 +17,11 @@ STEPS_A_RUN, TOKENS_A_STEP = 600, 64 * 1024
 
 @dataclass(frozen=True)
 class Comparison:
-    """A claim about two arms. `id` is that of its row in the ledger, `by` who claims it, or where in a document."""
+    """A claim about two arms. `id` is that of its row in the ledger, `by` who claims it, or where in a document.
+
+    It is about the arm's loss less the baseline's, and `beside`, if given, is a pair of arms whose difference is taken
+    off. With `divergences` it is about the fraction of runs that diverge instead.
+    """
 
     id: str
     by: str
@@ -25,13 +29,21 @@ class Comparison:
     arm: str
     baseline: str
     rule: Rule
+    beside: tuple[str, str] | tuple[()] = ()
+    divergences: bool = False
+
+    @property
+    def pairs(self) -> tuple[str, ...]:
+        """Return all arms that it compares."""
+        return (self.arm, self.baseline, *self.beside)
 
 
 @dataclass(frozen=True)
 class Question:
     """A question that a sweep answers.
 
-    `sweep` has its runs. `arms` are named as in the figure. `seeds` is the number for each arm.
+    `sweep` has its runs. `arms` are named as in the figure. `seeds` is the number for each arm. `margin`: the nats
+    within which the figure shows arms as alike.
     """
 
     sweep: str
@@ -39,6 +51,7 @@ class Question:
     arms: Mapping[str, Arm]
     comparisons: tuple[Comparison, ...]
     seeds: range = range(PAIRS)
+    margin: float = 0.005
 
 
 def size(of: Question) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from analysis.style import caption
 
 ROOT = Path(__file__).parents[1]
 NO_FIGURES = {"command", "style", "figure", "figures", "export", "statistics", "units", "report", "stated"}
-NO_FIGURES |= {"markup", "difference_plot", "fp4.contradictions", "recipe.arms_23m"}
+NO_FIGURES |= {"markup", "difference_plot", "fp4.arms", "fp4.contradictions", "fp4.questions", "recipe.arms_23m"}
 NO_FIGURES |= {f"ledger.{path.stem}" for path in (ROOT / "analysis/ledger").glob("*.py")}
 NO_FIGURES |= {f"instability.{name}" for name in ("chinchilla", "claims", "scaling_runs")}
 NO_FIGURES |= {f"students.{name}" for name in ("arms", "curves", "measures")}

@@ -10,10 +10,10 @@ from made_runs import runs_of, with_losses
 from analysis import arm_losses
 from analysis.arm_losses import BY_SWEEP
 from analysis.fp4 import errors
-from analysis.fp4.contradictions import BF16
+from analysis.fp4.arms import BF16
 from analysis.ledger import fp4_recipes, recipe_23m
-from analysis.ledger.claim import judge
-from analysis.ledger.rules import CONTRADICTED, REPRODUCED
+from analysis.ledger.claim import NOT_RUN, judge
+from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
 from analysis.ledger.tables import Tables
 from analysis.stated import size
 from analysis.units import STEPS, chosen
@@ -41,9 +41,35 @@ def test_every_comparison_is_of_two_of_its_arms_and_is_a_row_of_its_own() -> Non
     for of in BY_SWEEP.values():
         assert any(arm == BF16 or {**BF16, STEPS: arm.get(STEPS)} == arm for arm in of.arms.values())
         for one in of.comparisons:
-            assert one.arm != one.baseline
-            assert {one.arm, one.baseline} <= of.arms.keys()
-    assert {*CLAIMS} == {one.id for of in BY_SWEEP.values() for one in of.comparisons}
+            assert len({*one.pairs}) >= 2
+            assert {*one.pairs} <= of.arms.keys()
+            assert not (one.divergences and one.beside)
+    not_computed = {"fp4-range-eden", "fp4-scales-oscireset"}
+    assert {*CLAIMS} == {one.id for of in BY_SWEEP.values() for one in of.comparisons} | not_computed
+    for claim in not_computed:
+        assert judge(CLAIMS[claim], Tables(instead={"runs": runs_of("+sweep=fp4_signs")})).verdict == NOT_RUN
+
+
+def test_a_difference_is_compared_with_another_one() -> None:
+    """Stochastic rounding costs 0.05 more than rounding to nearest where values are clipped, and 0.01 elsewhere."""
+    of = BY_SWEEP["fp4_clipping"]
+    losses = {
+        "S, floor": 0.25,
+        "N, floor": 0.2,
+        "S, floor, 3/4": 0.11,
+        "N, floor, 3/4": 0.1,
+        "S, ceil": 0.3,
+        "N, ceil": 0.2,
+    }
+    runs = with_losses(of, losses)
+    found = {one.id: judge(CLAIMS[one.id], Tables(instead={"runs": runs})) for one in of.comparisons}
+    assert found["fp4-clipping-explains-headroom"].verdict == REPRODUCED
+    assert found["fp4-clipping-explains-headroom"].evidence.found.value == pytest.approx(0.04, abs=1e-3)
+    assert found["fp4-clipping-explains-ceil"].verdict == CONTRADICTED
+    dead = chosen(runs, of.arms["S, floor"])
+    died = Tables(instead={"runs": runs.assign(state=runs["state"].mask(dead, "diverged"))})
+    assert judge(CLAIMS["fp4-clipping-dies"], died).verdict == REPRODUCED
+    assert judge(CLAIMS["fp4-clipping-headroom"], died).verdict == UNCLEAR
 
 
 def test_rows_are_judged_and_the_figure_shows_each_arms_loss_and_error() -> None:

@@ -1,68 +1,48 @@
 """State, before the runs, where published FP4 recipes contradict each other: arms, margins and what decides.
 
-There are ten sweeps, one for each contradiction, with five pairs of seeds per arm: a 23M Llama on 39 million tokens
-(in `fp4_rounding` on 157 million too).
-The compared number is the loss on the validation split at the end, in nats, paired by seeds. Arms that no code here
-computes are left out: EDEN in `fp4_range`, OsciReset in `fp4_scales`. The arms are the jobs of the sweeps, described by
-the columns of the runs' configs.
+There are ten sweeps, one for each contradiction, with five pairs of seeds per arm: a 23M Llama on 39 million tokens (in
+`fp4_rounding` on 157 million too). The compared number is the loss on the validation split at the
+end, in nats, paired by seeds, or how many runs diverge. Arms that no code here computes are left out: EDEN in
+`fp4_range`, OsciReset in `fp4_scales`. The arms are the jobs of the sweeps, described by the columns of the runs'
+configs.
+
+`fp4_where`, `fp4_weight_blocks` and `fp4_scales` were run first. What they cost set the other margins, before any other
+sweep was run.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
+from analysis.fp4.arms import (
+    BF16,
+    CLIPPING,
+    HORIZONS,
+    MX,
+    NV,
+    SCALES,
+    SIGNS,
+    SIXTEEN_OF_17,
+    N,
+    S,
+    arm,
+    gradients,
+    of_gemms,
+)
 from analysis.ledger.rules import equal, higher, lower
 from analysis.stated import Comparison, Question
-from analysis.units import PLAN, SCALE_RULE, SKIP_BLOCKS, STEPS, Arm
+from analysis.units import PLAN, SCALE_RULE, SKIP_BLOCKS, STEPS
 
-TRANSFORM = "wgrad_transform"
-BF16: Arm = {PLAN: "bf16"}
-MX, NV = "mxfp4_parts", "nvfp4_parts"
-SCALES = {"MX": MX, "NV": NV}
-GEMMS = {"F": ("forward_x", "forward_w"), "D": ("dgrad_dh", "dgrad_w"), "W": ("wgrad_dh", "wgrad_x")}
 MARGIN = (0.005, "ours: a tenth of what an FP4 forward costs at 30M parameters in Quartet II's runs")
+MX_GRADIENTS = (0.002, "ours: a ninth of what MXFP4 gradients cost in fp4_where")
+MX_FORWARD = (0.003, "ours: about half of the published share of what an MXFP4 forward costs in fp4_where")
+NV_PART = (0.001, "ours: at most half of the published share of what the part costs in fp4_where")
+ONE_RUN_OF_TEN = (0.1, "ours: one run of ten")
 
 worse, better, alike = (partial(Comparison, rule=rule(*MARGIN)) for rule in (higher, lower, equal))
-
-
-def arm(recipe: str, **fields: object) -> Arm:
-    """Return the arm of that recipe whose runs have these fields, `operand__field`, in their configs."""
-    own = {f"config.precision.recipes.{recipe}.{name.replace('__', '.')}": value for name, value in fields.items()}
-    return {PLAN: recipe} | own
-
-
-def of_gemms(quantised: str, fmt: str = "E2M1") -> dict[str, object]:
-    """Return the fields that say which GEMMs are quantised, as in 'FD': forward and dgrad."""
-    return {f"{name}__format": fmt if gemm in quantised else None for gemm, names in GEMMS.items() for name in names}
-
-
-def gradients(rounding: str, headroom: float = 1.0, **more: object) -> dict[str, object]:
-    """Return the fields of the output gradient's two casts."""
-    fields = {"rounding": rounding, "headroom": headroom} | more
-    return {f"{name}__{field}": value for name in ("dgrad_dh", "wgrad_dh") for field, value in fields.items()}
-
-
-def transform(
-    size: int | None, signs: str | None = "none", vector: int | None = None, after: bool | None = False
-) -> dict[str, object]:
-    """Return the fields of wgrad's Hadamard transform. `vector` is the first of its written signs."""
-    fields = {"size": size, "signs": signs, "vector__0": vector, "signs_after": after}
-    return {f"{TRANSFORM}__{field}": value for field, value in fields.items()}
-
-
-NONE, PLUS = transform(None, None, after=None), transform(16)
-SIGNS = {
-    "none": NONE,
-    "all +1": PLUS,
-    "one vector": transform(16, vector=1),
-    "by step": transform(16, "step"),
-    "by call": transform(16, "call"),
-    "by call, after": transform(16, "call", after=True),
-}
-N, S = gradients("even"), gradients("stochastic", 0.75)
-CLIPPING = {"floor": ("floor", 1.0), "floor, 3/4": ("floor", 0.75), "ceil": ("ceil", 1.0)}
-HORIZONS = {"600 steps": 600, "2400 steps": 2400}
-SIXTEEN_OF_17 = 16 / 17
+worse_mx, better_mx, _ = (partial(Comparison, rule=rule(*MX_GRADIENTS)) for rule in (higher, lower, equal))
+worse_nv, better_nv, alike_nv = (partial(Comparison, rule=rule(*NV_PART)) for rule in (higher, lower, equal))
+dies = partial(Comparison, rule=higher(*ONE_RUN_OF_TEN), divergences=True)
 
 CONTRADICTIONS = (
     Question(
@@ -89,17 +69,21 @@ CONTRADICTIONS = (
         "Do random signs of wgrad's Hadamard transform harm?",
         {"bf16": BF16} | {name: arm(MX, **fields) for name, fields in SIGNS.items()},
         (
-            worse("fp4-signs-harm", "arXiv 2605.09825", "random signs are worse than none", "by call", "all +1"),
-            better(
+            worse_mx("fp4-signs-harm", "arXiv 2605.09825", "random signs are worse than all +1", "by call", "all +1"),
+            dies("fp4-signs-die", "arXiv 2605.09825", "random signs make more runs diverge", "by call", "all +1"),
+            better_mx(
                 "fp4-signs-help",
                 "Quartet II, runs",
                 "signs before the transform are better than signs after it",
                 "by call",
                 "by call, after",
             ),
-            better("fp4-signs-hadamard", "arXiv 2605.09825", "a fixed transform is better than none", "all +1", "none"),
+            better_mx(
+                "fp4-signs-hadamard", "arXiv 2605.09825", "a fixed transform is better than none", "all +1", "none"
+            ),
             alike("fp4-signs-after", "control", "signs after the transform change nothing", "by call, after", "all +1"),
         ),
+        margin=MX_GRADIENTS[0],
     ),
     Question(
         "fp4_rounding",
@@ -113,7 +97,7 @@ CONTRADICTIONS = (
         },
         (
             *(
-                better(
+                better_mx(
                     f"fp4-rounding-needed-{steps}",
                     "arXiv 2509.25149, 2502.20586, 2505.19115",
                     f"stochastic rounding is better, {long}",
@@ -122,47 +106,82 @@ CONTRADICTIONS = (
                 )
                 for long, steps in HORIZONS.items()
             ),
-            worse(
+            worse_mx(
                 "fp4-rounding-signs",
                 "Quartet II, runs",
                 "with random signs rounding to nearest is better",
                 "S, by call, 600 steps",
                 "N, by call, 600 steps",
             ),
-            worse(
+            worse_mx(
                 "fp4-rounding-harms",
                 "arXiv 2605.09825",
                 "with a fixed transform, too, stochastic rounding is worse",
                 "S, all +1, 2400 steps",
                 "N, all +1, 2400 steps",
             ),
+            worse_mx(
+                "fp4-rounding-crosses",
+                "Quartet II, runs",
+                "with a fixed transform rounding to nearest loses its lead as tokens grow",
+                "S, all +1, 600 steps",
+                "N, all +1, 600 steps",
+                beside=("S, all +1, 2400 steps", "N, all +1, 2400 steps"),
+            ),
+            dies(
+                "fp4-rounding-dies",
+                "arXiv 2605.09825",
+                "stochastic rounding makes more runs diverge",
+                "S, all +1, 2400 steps",
+                "N, all +1, 2400 steps",
+            ),
         ),
+        margin=MX_GRADIENTS[0],
     ),
     Question(
         "fp4_clipping",
         "Is it clipping that makes stochastic rounding of MXFP4 fail?",
         {"bf16": BF16}
         | {
-            f"{letter}, {name}": {**arm(MX, **gradients(rounding, headroom)), SCALE_RULE: rule}
+            f"{letter}, {name}": {**arm(MX, **gradients(rounding, headroom, scale_rule=rule)), SCALE_RULE: "floor"}
             for name, (rule, headroom) in CLIPPING.items()
             for letter, rounding in (("N", "even"), ("S", "stochastic"))
         },
         (
-            better(
+            better_mx(
                 "fp4-clipping-headroom",
                 "arXiv 2502.20586",
                 "with 3/4 of the range stochastic rounding is better",
                 "S, floor, 3/4",
                 "S, floor",
             ),
-            better(
+            better_mx(
                 "fp4-clipping-ceil",
                 "this project's arithmetic",
                 "with scales that clip nothing stochastic rounding is better",
                 "S, ceil",
                 "S, floor",
             ),
+            *(
+                worse_mx(
+                    f"fp4-clipping-explains-{name}",
+                    "arXiv 2502.20586",
+                    f"without clipping ({said}) stochastic rounding costs less, over rounding to nearest",
+                    "S, floor",
+                    "N, floor",
+                    beside=(f"S, {said}", f"N, {said}"),
+                )
+                for name, said in (("headroom", "floor, 3/4"), ("ceil", "ceil"))
+            ),
+            dies(
+                "fp4-clipping-dies",
+                "arXiv 2605.09825",
+                "with scales rounded down stochastic rounding makes more runs diverge",
+                "S, floor",
+                "N, floor",
+            ),
         ),
+        margin=MX_GRADIENTS[0],
     ),
     Question(
         "fp4_forward_hadamard",
@@ -177,21 +196,22 @@ CONTRADICTIONS = (
             for size in (None, 16)
         },
         (
-            worse(
+            worse_nv(
                 "fp4-forward-hadamard-nv",
                 "arXiv 2509.25149; Quartet II, runs",
                 "a Hadamard transform in the forward harms NVFP4",
                 "NV E2M1, H16",
                 "NV E2M1",
             ),
-            better(
+            Comparison(
                 "fp4-forward-hadamard-mx",
                 "arXiv 2605.09825",
                 "a Hadamard transform in the forward helps MXFP4",
                 "MX E2M1, H16",
                 "MX E2M1",
+                lower(*MX_FORWARD),
             ),
-            better(
+            better_nv(
                 "fp4-forward-hadamard-uniform",
                 "arXiv 2606.20381",
                 "it helps a format with equal steps (E1M2)",
@@ -199,6 +219,7 @@ CONTRADICTIONS = (
                 "NV E1M2",
             ),
         ),
+        margin=NV_PART[0],
     ),
     Question(
         "fp4_weight_blocks",
@@ -245,14 +266,14 @@ CONTRADICTIONS = (
             for bits in (24, 8)
         },
         (
-            worse(
+            worse_nv(
                 "fp4-range-clipping",
                 "arXiv 2601.22813",
                 "gradients that clip at the end of the range are worse",
                 "whole range, 24 bits",
                 "16/17, 24 bits",
             ),
-            alike(
+            alike_nv(
                 "fp4-range-bits",
                 "Transformer Engine",
                 "8 random bits per number are as good as 24",
@@ -260,6 +281,7 @@ CONTRADICTIONS = (
                 "16/17, 24 bits",
             ),
         ),
+        margin=NV_PART[0],
     ),
     Question(
         "fp4_tail",
@@ -271,16 +293,21 @@ CONTRADICTIONS = (
             "first and last": {PLAN: "nvfp4", SKIP_BLOCKS: 1},
         },
         (
-            worse("fp4-tail-needed", "arXiv 2509.25149", "without a block in bf16 the loss is higher", "none", "last"),
-            alike("fp4-tail-spared", "arXiv 2605.09825, 2505.14669", "no block need stay in bf16", "none", "last"),
-            alike(
+            worse_nv(
+                "fp4-tail-needed", "arXiv 2509.25149", "without a block in bf16 the loss is higher", "none", "last"
+            ),
+            alike_nv("fp4-tail-spared", "arXiv 2605.09825, 2505.14669", "no block need stay in bf16", "none", "last"),
+            worse_nv(
                 "fp4-tail-first",
                 "arXiv 2509.25149",
                 "the first block matters less than the last",
-                "first and last",
+                "none",
                 "last",
+                beside=("last", "first and last"),
             ),
+            dies("fp4-tail-dies", "arXiv 2509.25149", "without a block in bf16 more runs diverge", "none", "last"),
         ),
+        margin=NV_PART[0],
     ),
     Question(
         "fp4_scales",
@@ -326,15 +353,25 @@ CONTRADICTIONS = (
             for blocks, square in (("1 x 16", False), ("16 x 16", True))
             for choice, largest in (("", 448.0), (", four over six", 256.0))
         },
-        tuple(
-            better(
-                f"fp4-four-over-six-{name}",
+        (
+            *(
+                better_nv(
+                    f"fp4-four-over-six-{name}",
+                    "arXiv 2512.02010",
+                    f"the choice of two scales lowers the loss, weights {blocks}",
+                    f"{blocks}, four over six",
+                    blocks,
+                )
+                for name, blocks in (("rows", "1 x 16"), ("squares", "16 x 16"))
+            ),
+            dies(
+                "fp4-four-over-six-dies",
                 "arXiv 2512.02010",
-                f"the choice of two scales lowers the loss, weights {blocks}",
-                f"{blocks}, four over six",
-                blocks,
-            )
-            for name, blocks in (("rows", "1 x 16"), ("squares", "16 x 16"))
+                "without the choice more runs diverge, in the forward alone",
+                "16 x 16",
+                "16 x 16, four over six",
+            ),
         ),
+        margin=NV_PART[0],
     ),
 )

@@ -2,8 +2,42 @@
 
 from __future__ import annotations
 
-from analysis.fp4.contradictions import CONTRADICTIONS
+from functools import partial
+
+from analysis.fp4.contradictions import MX_GRADIENTS, NV_PART
+from analysis.fp4.questions import QUESTIONS
+from analysis.ledger.claim import PRETRAINING, Claim, Evidence
+from analysis.ledger.rules import lower
 from analysis.ledger.stated import rows
+from analysis.ledger.tables import Missing, Tables
 
 SCALE, PAGE = "30M to 12B, 3B to 10T tokens", "fp4_recipes"
-CLAIMS = tuple(row for of in CONTRADICTIONS for row in rows(of, of.comparisons, SCALE, page=PAGE))
+
+
+def not_computed(what: str, tables: Tables) -> Evidence:
+    raise Missing(f"no code here computes {what}")
+
+
+CLAIMS = (
+    *(row for of in QUESTIONS for row in rows(of, of.comparisons, SCALE, page=PAGE)),
+    Claim(
+        id="fp4-range-eden",
+        where="arXiv 2601.22813",
+        says="gradients by EDEN are better than by stochastic rounding in 16/17 of the range",
+        kind=PRETRAINING,
+        there=SCALE,
+        judge=partial(not_computed, "EDEN"),
+        rule=lower(*NV_PART),
+        page=PAGE,
+    ),
+    Claim(
+        id="fp4-scales-oscireset",
+        where="ALTO",
+        says="MXFP4 with OsciReset is better than NVFP4",
+        kind=PRETRAINING,
+        there=SCALE,
+        judge=partial(not_computed, "OsciReset"),
+        rule=lower(*MX_GRADIENTS),
+        page=PAGE,
+    ),
+)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from analysis.ledger.claim import PRETRAINING, Claim
-from analysis.ledger.training import Difference, in_lot
+from analysis.ledger.claim import PRETRAINING, Claim, Judge
+from analysis.ledger.training import Dies, Difference, in_lot
 from analysis.stated import Comparison, Question, size
 
 
@@ -23,8 +23,8 @@ def rows(
             says=one.says,
             kind=PRETRAINING,
             there=there,
-            arms=f"{one.arm}; {one.baseline}",
-            judge=in_lot(*size(of), Difference((of.sweep,), of.arms[one.arm], of.arms[one.baseline])),
+            arms="; ".join(one.pairs),
+            judge=in_lot(*size(of), judge_of(of, one)),
             rule=one.rule,
             needs=len(of.seeds),
             comparisons=together,
@@ -32,3 +32,10 @@ def rows(
         )
         for one in comparisons
     )
+
+
+def judge_of(of: Question, one: Comparison) -> Judge:
+    arm, baseline, *beside = (of.arms[name] for name in one.pairs)
+    if one.divergences:
+        return Dies((of.sweep,), arm, baseline)
+    return Difference((of.sweep,), arm, baseline, beside=beside)

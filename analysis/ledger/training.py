@@ -33,6 +33,7 @@ def arms_of(
 class Difference:
     """A judge of `column` of the arm minus the baseline's, paired by seeds. `over`: columns with an arm's settings.
 
+    `beside`: two arms, whose difference is taken off.
     `is_relative` takes the difference of logarithms, which is the difference as a share of the baseline's value.
     """
 
@@ -42,20 +43,30 @@ class Difference:
     column: str = "validation_loss"
     over: Sequence[str] = ()
     is_relative: bool = False
+    beside: Sequence[Arm] = ()
 
     def __call__(self, tables: Tables) -> Evidence:
-        runs, left = arms_of(tables, self.tables, [self.arm, self.baseline], self.over)
+        arms = [self.arm, self.baseline, *self.beside]
+        runs, left = arms_of(tables, self.tables, arms, self.over)
         runs = runs.assign(**{self.column: np.log(runs[self.column])}) if self.is_relative else runs
-        ours, theirs = chosen(runs, self.arm), chosen(runs, self.baseline)
-        varied = set(differing(runs[ours | theirs])) - set(self.over)
-        found = paired(runs, self.column, ours, theirs, varied)
-        lost = [died(runs[part], self.column) for part in (ours, theirs)]
+        found = self.between(runs, self.arm, self.baseline)
+        if self.beside:
+            taken = self.between(runs, *self.beside)
+            dead, count = (sum(both) for both in zip(found.died, taken.died, strict=True))
+            found = Effect(less((found.units, taken.units)), died=(dead, count))
+        parts = [runs[chosen(runs, arm)] for arm in arms]
+        lost = [died(part, self.column) for part in parts]
         note = "; ".join(f"{part.sum()} of {len(part)} died" for part in lost) if found.died[0] else ""
-        if self.column == "spike_score" and not runs.loc[ours | theirs, "spikes"].any():
+        if self.column == "spike_score" and not any(part["spikes"].any() for part in parts):
             return Evidence(
                 found, PAIRS, "no run spikes, so that scores measure noise", UNCLEAR, here=scale(runs), **left
             )
         return Evidence(found, PAIRS, note, here=scale(runs), **left)
+
+    def between(self, runs: pd.DataFrame, arm: Arm, baseline: Arm) -> Effect:
+        ours, theirs = chosen(runs, arm), chosen(runs, baseline)
+        varied = set(differing(runs[ours | theirs])) - set(self.over)
+        return paired(runs, self.column, ours, theirs, varied)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from itertools import combinations
 import pandas as pd
 
 from analysis.arm_losses import losses
-from analysis.fp4.contradictions import CONTRADICTIONS
 from analysis.fp4.errors import at_the_end
+from analysis.fp4.questions import QUESTIONS
 from analysis.ledger.claim import NOT_RUN, Judged, judge
 from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.instability_language import GAIN, OPERATIONS
@@ -26,7 +26,7 @@ from analysis.pages.language_models import LOSS, NORM, NORMS
 from analysis.pages.marks import Parts, share_of
 from analysis.recipe.arms_23m import FLOOR, OPERANDS, RECIPE, RECIPE_AGAIN
 from analysis.stated import Question
-from analysis.statistics import Effect
+from analysis.statistics import CONFIDENCE, Effect
 from analysis.units import PLAN, RATE, SEED, chosen, died, ended, power
 from mxstudy.results import markdown
 
@@ -187,10 +187,13 @@ def of_casts(of: Question, arm: str, statistic: str, form: str) -> str:
     return form.format(at_the_end(own, rf"/{statistic}$").mean()).replace("%", " %")
 
 
-def smaller_blocks() -> str:
-    """Return the loss with blocks of 16 minus that of 32, both with E4M3 scales: mean, least and most of the pairs."""
-    found = minus(BY_FP4_SWEEP["fp4_scales"], *(f"E4M3 scales, blocks of {size}" for size in (16, 32)))
-    return NOT_RUN if found is None else f"{found.mean():+.4f} ({found.min():+.4f} .. {found.max():+.4f})"
+def described(sweep: str, arm: str, baseline: str) -> str:
+    """Return an arm's loss minus another's, with its 95 % interval. No claim was stated about these two."""
+    found = minus(BY_FP4_SWEEP[sweep], arm, baseline)
+    if found is None:
+        return NOT_RUN
+    low, high = Effect(found).interval(CONFIDENCE)
+    return f"{found.mean():+.4f} ({low:+.4f} .. {high:+.4f})"
 
 
 def made_twice(*sweeps: str) -> str:
@@ -241,23 +244,28 @@ RECIPE_23M: Parts = {
 }
 OLMO_GAINS: Parts = {**parts(GAINS.sweep), "arms": partial(arms, GAINS)}
 FP4_PAGE = "fp4_recipes"
-BY_FP4_SWEEP = {of.sweep: of for of in CONTRADICTIONS}
+BY_FP4_SWEEP = {of.sweep: of for of in QUESTIONS}
 FP4: Parts = {
     **parts(FP4_PAGE, *BY_FP4_SWEEP),
     "made twice": partial(made_twice, *BY_FP4_SWEEP),
     "NVFP4 minus MXFP4": partial(mean_difference, "fp4-scales-nv", FP4_PAGE),
     "E4M3 scales minus E8M0": partial(mean_difference, "fp4-scales-format", FP4_PAGE),
     "E8M0, 16 minus 32": partial(mean_difference, "fp4-scales-size", FP4_PAGE),
-    "E4M3, 16 minus 32": smaller_blocks,
+    "E4M3, 16 minus 32": partial(described, "fp4_scales", "E4M3 scales, blocks of 16", "E4M3 scales, blocks of 32"),
+    **{
+        f"{said}, {recipe}": partial(described, "fp4_where", f"{scales} {more}", f"{scales} {less}")
+        for scales, recipe in (("MX", "MXFP4"), ("NV", "NVFP4"))
+        for said, more, less in (("dgrad beside F", "FD", "F"), ("wgrad beside FD", "FDW", "FD"))
+    },
     **{
         f"{said} of {arm}": partial(of_casts, BY_FP4_SWEEP["fp4_scales"], arm, statistic, form)
         for arm in BY_FP4_SWEEP["fp4_scales"].arms
         if arm != "bf16"
         for said, statistic, form in (("noise", "sqnr_db", "{:.1f} dB"), ("clipped", "overflow_fraction", "{:.1%}"))
     },
-    **{f"arms of {of.sweep}": partial(arms, of) for of in CONTRADICTIONS},
+    **{f"arms of {of.sweep}": partial(arms, of) for of in QUESTIONS},
     **{
-        f"{gemm} of {recipe}": partial(over_bf16, CONTRADICTIONS[0], f"{scales} {letter}")
+        f"{gemm} of {recipe}": partial(over_bf16, QUESTIONS[0], f"{scales} {letter}")
         for scales, recipe in (("MX", "MXFP4"), ("NV", "NVFP4"))
         for gemm, letter in (("forward", "F"), ("dgrad", "D"), ("wgrad", "W"))
     },
