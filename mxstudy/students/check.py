@@ -12,6 +12,7 @@ from mxstudy.model.backends import backends_of
 from mxstudy.model.linear import NormLinear
 from mxstudy.model.precision import apply_precision, check_starts, check_tokens
 from mxstudy.numerics.formats import is_random
+from mxstudy.numerics.vector_ops import along_vector
 from mxstudy.probes.last_bins import check_gain_cast
 from mxstudy.reader import ConfigError, require
 from mxstudy.students.stack import apply_run_precision, build_student, quantized
@@ -81,5 +82,9 @@ def check_gain(model: nn.Module, gain: str, measured: bool) -> None:
                 "stochastically; use bf16 or fp32",
             )
             assert cast is not None
+            try:
+                along_vector(cast)
+            except ConfigError as error:
+                raise ConfigError(f"student.{error}") from None
             if measured:
                 check_gain_cast(name, cast, "student.gain")

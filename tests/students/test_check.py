@@ -87,6 +87,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "probe.last_bin.every_steps: student.gain=mx rounds the gains of layers.0.up with headroom=0.75, but the probe",
     ),
+    (
+        {
+            "precision__schedule": schedule((0, "own")),
+            "precision__recipes": {"own": {"forward_w": {"format": "E2M1", "scale_rule": "floor", "statistic": "std"}}},
+        },
+        "student.gain: mx would take its scales from the std of blocks, as the forward does, and equal gains have none",
+    ),
     ({"precision__gain": "bf16"}, "precision.gain: bf16 is for language models; students take student.gain"),
     (
         {"norm": {"kind": "rmsnorm"}, "student": {"freeze_norm_bias": True}},
