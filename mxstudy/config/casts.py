@@ -220,6 +220,10 @@ class Gemms:
                 not cast.mask_clipped or name.startswith("forward"),
                 f"{name}.mask_clipped: masks what the forward's cast clips; set it on forward_x or forward_w",
             )
+            require(
+                cast.outer_scale != "bound" or name.endswith("_x"),
+                f"{name}.outer_scale: bound is that of a norm's output, which only X is; take tensor or row",
+            )
 
     def casts(self) -> Iterator[tuple[str, Cast]]:
         """Yield name and cast of every quantised operand."""
