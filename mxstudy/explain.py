@@ -13,7 +13,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from mxstudy.compat.hydra import CHOSEN_ALREADY, NAMED_IN, NOTHING_TO_OVERRIDE, UnreadableFile
 from mxstudy.config.conf_folders import STARTS
-from mxstudy.help.answers import belongs_to
+from mxstudy.help.answers import belongs_to, is_section, may_be_added
 from mxstudy.help.group_choices import groups, visible
 from mxstudy.reader import ConfigError, one_line, suggest
 
@@ -38,8 +38,8 @@ def explain(error: Exception) -> str:
         group, _, part = key.partition(".")
         if not names and group in WHOLE and part and "." not in part:
             return as_a_whole(group, key)
-        if not names and "." in key:
-            return f"{key}: not in the config yet; write +{key}=VALUE"
+        if (not names and "." in key) or may_be_added(key, str(cause.parent_node.get("kind"))):
+            return f"{key}: not in the config yet; write +{key}{'.KEY' * is_section(key)}=VALUE"
         if owner := belongs_to(key):
             return f"{key}: no such key here; it belongs to {owner}"
         own = [name for name in names if name != "hydra"] or list(groups())

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from composing import compose, handed_over
+from composing import compose, compose_job, handed_over, validated
 from each import each, slow_but
 from omegaconf import OmegaConf
 
@@ -84,6 +84,29 @@ def test_a_misspelt_command_is_refused_with_what_would_be_right(arguments: list[
     said = refusal(*arguments)
     assert message in said
     assert "append to your config" not in said
+
+
+LEFT_OUT = [
+    ("precision=nvfp4", "precision.recipes.nvfp4.dgrad_dh.random_bits", "8", []),
+    ("precision=nvfp4", "precision.recipes.nvfp4.wgrad_transform.signs", "call", ["vector=[]"]),
+    ("precision=mxfp4_h16", "precision.recipes.mxfp4_h16.forward_transform.signs", "seed", []),
+    ("precision=mxfp4_rht_sr", "precision.recipes.mxfp4_rht_sr.forward_x.format", "E2M1", []),
+]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("choice", "key", "given", "more"), LEFT_OUT)
+def test_a_key_that_its_file_leaves_out_takes_a_plus(choice: str, key: str, given: str, more: list[str]) -> None:
+    assert f": not in the config yet; write +{key.removesuffix('format')}" in refusal(QUICK, choice, f"{key}={given}")
+    beside = [f"{key.rpartition('.')[0]}.{line}" for line in more]
+    assert isinstance(compose_job(QUICK, choice, f"+{key}={given}", *beside).values, dict)
+
+
+def test_a_transform_with_written_signs_says_how_to_draw_them() -> None:
+    words = (QUICK, "precision=nvfp4", "+precision.recipes.nvfp4.wgrad_transform.signs=call")
+    with pytest.raises(ConfigError, match=r"wgrad_transform.vector: signs=call draws the signs; write vector=\[\] or"):
+        validated(compose_job(*words))
+    validated(compose_job(*words, "precision.recipes.nvfp4.wgrad_transform.vector=[]"))
 
 
 @pytest.mark.integration

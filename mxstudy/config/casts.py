@@ -170,7 +170,10 @@ class Hadamard:
             16 <= self.size <= 256 and self.size & (self.size - 1) == 0,
             f"size: must be a power of two from 16 to 256, not {self.size}",
         )
-        require(not self.vector or self.signs == "none", f"vector: signs={self.signs} draws the signs; leave one out")
+        require(
+            not self.vector or self.signs == "none",
+            f"vector: signs={self.signs} draws the signs; write vector=[] or signs=none",
+        )
         require(
             not self.vector or (len(self.vector) == self.size and set(self.vector) <= {-1, 1}),
             f"vector: must be {self.size} numbers, each 1 or -1, not {list(self.vector)}",
@@ -216,6 +219,10 @@ class Gemms:
             require(
                 not cast.mask_clipped or name.startswith("forward"),
                 f"{name}.mask_clipped: masks what the forward's cast clips; set it on forward_x or forward_w",
+            )
+            require(
+                cast.outer_scale != "bound" or name.endswith("_x"),
+                f"{name}.outer_scale: bound is that of a norm's output, which only X is; take tensor or row",
             )
 
     def casts(self) -> Iterator[tuple[str, Cast]]:

@@ -76,6 +76,16 @@ def belongs_to(key: str) -> str:
     return " or ".join(owners or sorted({f"study={kind}" for place in found for kind in place.kinds}))
 
 
+def may_be_added(key: str, kind: str) -> bool:
+    """Return whether the key is one that the files of conf leave out: of an own recipe, or of a corpus of that kind."""
+    return any(is_at(path, key) and kind_of(cls) in ("", kind) for path, cls, *_ in places() if "NAME" in path)
+
+
+def is_section(name: str) -> bool:
+    """Return whether there are keys below this one."""
+    return bool(under(name, places()))
+
+
 def is_at(path: str, name: str) -> bool:
     """Return whether the path is that name; NAME in it stands for any."""
     return re.fullmatch(re.escape(path).replace("NAME", r"[^.]+"), name) is not None

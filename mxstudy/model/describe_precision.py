@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from torch import nn
 
@@ -20,6 +20,7 @@ from mxstudy.model.vector_settings import describe_vector_settings
 from mxstudy.numerics.formats import FORMATS, is_random
 
 UNQUANTISED = "unquantised"
+OUTER = {"bound": "one scale by the norm's bound", "row": "one scale a {line}"}
 
 
 def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = False) -> str:
@@ -28,7 +29,8 @@ def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = Fal
     `forward_only`: describe the forward GEMM alone, for a model that is evaluated and not trained.
     """
     linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
-    applied = {name: forward_of(linears[name].gemms) if forward_only else linears[name].gemms for name in rows}
+    scaled = {name: as_scaled(linears[name]) for name in rows}
+    applied = {name: forward_of(gemms) for name, gemms in scaled.items()} if forward_only else scaled
     groups = Counter((row, applied[name]) for name, row in rows.items())
     plan = [
         f"{count} linear{'s' * (count > 1)} in {row}: {describe_gemms(gemms, forward_only)}"
@@ -104,6 +106,15 @@ def describe_unquantised_blocks(applied: Mapping[str, Gemms]) -> list[str]:
     ]
 
 
+def as_scaled(linear: MXLinear) -> Gemms:
+    """Return the linear's recipe with the outer scales that it takes: one a row where it has no norm's bound."""
+    if isinstance(linear, SharedUp) or (isinstance(linear, NormLinear) and not linear.is_apart):
+        return linear.gemms
+    bound = {name: cast for name, cast in linear.gemms.casts() if cast.outer_scale == "bound"}
+    by_row = {name: replace(cast, outer_scale="row") for name, cast in bound.items()}
+    return replace(linear.gemms, **by_row)  # type: ignore[arg-type]
+
+
 def forward_of(gemms: Gemms) -> Gemms:
     """Return the recipe of the forward GEMM alone."""
     return Gemms(forward_x=gemms.forward_x, forward_w=gemms.forward_w, forward_transform=gemms.forward_transform)
@@ -143,25 +154,32 @@ def spans_micro_batch(gemms: Gemms) -> bool:
 def describe_gemms(gemms: Gemms, forward_only: bool = False) -> str:
     if gemms == Gemms():
         return "no operand is cast"
-    pairs = (("forward", gemms.forward), ("dgrad", gemms.dgrad), ("wgrad", gemms.wgrad))
+    pairs = (  # with the line of each operand that its GEMM contracts
+        ("forward", gemms.forward, ("row", "row")),
+        ("dgrad", gemms.dgrad, ("row", "column")),
+        ("wgrad", gemms.wgrad, ("column", "column")),
+    )
     parts = []
-    for name, gemm in pairs[:1] if forward_only else pairs:
-        left, right = describe_cast(gemm.left), describe_cast(gemm.right)
+    for name, gemm, lines in pairs[:1] if forward_only else pairs:
+        left, right = map(describe_cast, (gemm.left, gemm.right), lines)
         both = f"{left} x {right}" if gemm.left or gemm.right else UNQUANTISED
         rotated = f", {describe_transform(gemm.transform)}" if gemm.transform else ""
         parts.append(f"{name} {both}{rotated}")
     return ", ".join(parts)
 
 
-def describe_cast(cast: Cast | None) -> str:
-    """Return the cast's format and its unusual fields, e.g. 'E2M1 (16x16, stochastic)'."""
+def describe_cast(cast: Cast | None, line: str = "row") -> str:
+    """Return the cast's format and its unusual fields, e.g. 'E2M1 (16x16, stochastic)'.
+
+    `line`: what has a scale of its own with outer_scale=row.
+    """
     if cast is None:
         return UNQUANTISED
     has_own_scales, outer = cast.scale == FORMATS[cast.format].scale, cast.outer_scale
     said = {
         "two_dimensional": f"{cast.block_size}x{cast.block_size}",
         "scale": "" if has_own_scales or cast.scale == "none" else f"{cast.scale} scales",
-        "outer_scale": {"bound": "one scale by the norm's bound"}.get(outer, f"one scale a {outer}"),
+        "outer_scale": OUTER.get(outer, f"one scale a {outer}").format(line=line),
         "chain": f"{cast.chain} chain",
         "largest_scale": f"block scales up to {cast.largest_scale:g}",
         "rounding": cast.rounding,

@@ -143,12 +143,13 @@ class NormLinear(MXLinear):
     def rms(self, x: Tensor) -> Tensor:
         """Return the norm's RMS of x; an estimate is taken from the input of the forward's cast, under its transform.
 
-        The transform keeps the RMS of a row, so this is the RMS of x (exactly, for the exact RMS). The transform is the
-        norm's own, so that a pass without casts estimates from the same blocks as the run.
+        The transform keeps the RMS of a row, so this is the RMS of x (exactly, for the exact RMS). A pass without casts
+        takes the norm's own transform, so that it estimates from the same blocks as the run.
         """
         if not self.norm.estimates:
             return self.norm.rms(x)
-        return self.norm.rms(self.arithmetic.rotated(x, "forward", -1, rounds=False, transform=self.norm.transform))
+        transform = self.gemms.forward_transform or self.norm.transform
+        return self.norm.rms(self.arithmetic.rotated(x, "forward", -1, rounds=False, transform=transform))
 
     def normalize(self, x: Tensor) -> Tensor:
         """Return x as the norm normalises it for this linear, before gain and bias: float32."""

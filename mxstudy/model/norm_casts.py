@@ -37,6 +37,8 @@ def take_cast(name: str, linear: NormLinear | SharedUp, settings: BlockCast) -> 
     )
     if isinstance(norm, PostRoundMXNorm):
         check_scales_read(name, norm, linear.gemms.forward_x)
+        if isinstance(linear, NormLinear):
+            norm.transform = linear.gemms.forward_transform
 
 
 def norm_read(linear: NormLinear | SharedUp) -> Norm:

@@ -21,8 +21,8 @@ def round_gain(gain: Tensor, precision: Gain, cast: Cast | None, away: bool = Fa
     """Return gain [..., in] as the norm multiplies by it, float32; its gradient passes unrounded (straight-through).
 
     bf16: round with ties to even, or `away` from zero. mx: quantise in blocks along the features with this cast of an
-    operand, as in the text of the instability paper (section 5.1). Raises ConfigError for mx without a cast, or with a
-    cast without blocks.
+    operand, as in the text of the instability paper (section 5.1). Raises ConfigError for mx with a cast that a gain
+    cannot take (`along_vector`).
     """
     return gain if precision == "fp32" else _RoundedGain.apply(gain, precision, cast, away)
 
@@ -47,6 +47,11 @@ def along_vector(cast: Cast | None) -> Cast:
     )
     assert cast is not None
     require(cast.scale != "none", "gain: mx needs blocks, and the forward has one scale a tensor; take fp32 or bf16")
+    require(
+        cast.statistic == "absmax",
+        f"gain: mx would take its scales from the {cast.statistic} of blocks, as the forward does, and equal gains "
+        "have none: they would round to almost 0; take fp32 or bf16, or statistic=absmax in the forward",
+    )
     require(not is_random(cast), "gain: mx would be rounded at random with the forward; take fp32 or bf16")
     outer = cast.outer_scale if cast.outer_scale == "none" else "tensor"
     return replace(cast, two_dimensional=False, outer_scale=outer, mask_clipped=False)

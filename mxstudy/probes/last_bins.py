@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mxstudy import config
 from mxstudy.blocks.plans import settings_of
 from mxstudy.config.casts import BlockCast, Cast
+from mxstudy.config.settings import written
 from mxstudy.distributed import whole
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear
@@ -24,8 +25,10 @@ from mxstudy.numerics.formats import CODE_BUMP, ROUNDINGS
 from mxstudy.numerics.gaussian_bins import gaussian_last_bin
 from mxstudy.numerics.quality import is_max, overflows
 from mxstudy.probes.base import StepView, Values
+from mxstudy.reader import require
 
 PAPERS_RULE = "floor"  # the scale rule by which the instability paper counts; with rceil and ceil nothing overflows
+MEASURED = {"scale": "E8M0", "headroom": 1.0, "candidates": (1.0,)}  # fields of the casts that `fractions` knows
 
 
 class ProbedTensor(NamedTuple):
@@ -65,7 +68,9 @@ class LastBin:
     """`fractions` of every norm's gain and bias, by parameter, after the step, and the `spread` of the gains.
 
     They are cast like the X of the linear that reads the norm (for queries and keys, the one that makes them), else
-    like its W, else in E4M3, whether `precision.gain` asks for it or not. An incomplete block is filled with zeros.
+    like its W, else in E4M3, even if `precision.gain` does not ask for it. Where `precision.gain=mx` rounds them by a
+    cast that `fractions` does not know, the run is refused (`check_gain_cast`). An incomplete block is filled with
+    zeros.
     """
 
     name = "last_bin"
@@ -98,12 +103,26 @@ def vectors_of(model: Decoder) -> Iterator[tuple[str, ProbedTensor]]:
             yield f"{name}.{own}", probed._replace(cast=replace(probed.cast, pad_blocks=True))
 
 
+def check_gain_cast(name: str, cast: Cast, key: str) -> None:
+    """Raise ConfigError if the probe cannot measure the gains of that norm or linear, which the run rounds by `cast`.
+
+    `key`: the key that is mx.
+    """
+    for field, known in MEASURED.items():
+        own = getattr(cast, field)
+        require(
+            own == known,
+            f"probe.last_bin.every_steps: {key}=mx rounds the gains of {name} with {field}={written(own)}, but the "
+            f"probe measures casts with {field}={written(known)} alone; set it to 0, or {key} to bf16",
+        )
+
+
 def as_probed(linear: MXLinear, values: Tensor, *casts: Cast | None) -> ProbedTensor:
     """Return the values with the cast to measure them by: the first with E8M0 block scales, else E4M3.
 
     Of that cast its format, block size, scale rule, rounding, pre-rounding and padding are taken, not its statistic,
-    headroom, candidates or square blocks. Rounding to even replaces stochastic rounding, because only the range is
-    measured.
+    headroom, candidates or square blocks (`check_gain_cast`). Rounding to even replaces stochastic rounding, because
+    only the range is measured.
     """
     cast = next((cast for cast in casts if cast is not None and cast.scale == "E8M0"), None)
     fmt, base = ("E4M3", linear.cast) if cast is None else (cast.format, settings_of(cast))

@@ -12,6 +12,8 @@ from mxstudy.model.backends import backends_of
 from mxstudy.model.linear import NormLinear
 from mxstudy.model.precision import apply_precision, check_starts, check_tokens
 from mxstudy.numerics.formats import is_random
+from mxstudy.numerics.vector_ops import along_vector
+from mxstudy.probes.last_bins import check_gain_cast
 from mxstudy.reader import ConfigError, require
 from mxstudy.students.stack import apply_run_precision, build_student, quantized
 from mxstudy.students.teacher import Teacher
@@ -26,7 +28,7 @@ def backends_on(config: StudentTeacher, device: torch.device | None = None) -> s
     `device`: by default the config's own.
     """
     models = config.model, config.norm, config.precision, config.student, config.teacher
-    read = repr((*models, config.train, len(config.replicas)))
+    read = repr((*models, config.train, len(config.replicas), config.probe.last_bin))
     return check_models(Keyed(read, config), device or resolve_device(config.train.device))
 
 
@@ -34,7 +36,8 @@ def backends_on(config: StudentTeacher, device: torch.device | None = None) -> s
 def check_models(keyed: Keyed[StudentTeacher], device: torch.device) -> str | None:
     """Check models, precision and train against each other. Return the students' backends over the schedule.
 
-    `keyed`: a config by all sections but data and optimizer, and by the number of replicas. Raises ConfigError.
+    `keyed`: a config by its models, precision, train and `probe.last_bin`, and by the number of replicas. Raises
+    ConfigError.
     """
     config = keyed.value
     precision, train = config.precision, config.train
@@ -50,7 +53,7 @@ def check_models(keyed: Keyed[StudentTeacher], device: torch.device) -> str | No
     for row in precision.schedule:
         apply_run_precision(model, config, row.from_step, device)
         backends.append((row.from_step, all_backends(backends_of(model).values())))
-        check_gain(model, config.student.gain)
+        check_gain(model, config.student.gain, config.probe.last_bin.every_steps > 0)
         if config.teacher.quantized:
             check_teacher(teacher, config, row.from_step, device)
         check_tokens(model, f"train.batch_size: {train.batch_size} samples", train.batch_size)
@@ -65,8 +68,11 @@ def check_teacher(teacher: Teacher, config: StudentTeacher, step: int, device: t
         raise ConfigError(f"teacher.quantized: in the teacher {error}") from None
 
 
-def check_gain(model: nn.Module, gain: str) -> None:
-    """Raise ConfigError if a gain in MX finds no cast: it uses that of the forward, which must have E8M0 scales."""
+def check_gain(model: nn.Module, gain: str, measured: bool) -> None:
+    """Raise ConfigError if a gain in MX finds no cast: it uses that of the forward, which must have E8M0 scales.
+
+    `measured`: whether the probe last_bin measures the gains, which must know the cast.
+    """
     for name, linear in model.named_modules():
         if gain == "mx" and isinstance(linear, NormLinear):
             cast = linear.gain_cast
@@ -75,3 +81,10 @@ def check_gain(model: nn.Module, gain: str) -> None:
                 f"student.gain: mx uses the cast of the forward of {name}, which is not in an MX format, or rounds "
                 "stochastically; use bf16 or fp32",
             )
+            assert cast is not None
+            try:
+                along_vector(cast)
+            except ConfigError as error:
+                raise ConfigError(f"student.{error}") from None
+            if measured:
+                check_gain_cast(name, cast, "student.gain")

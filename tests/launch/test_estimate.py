@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -95,12 +96,24 @@ def test_gpu_hours_are_those_that_were_measured(
 
 
 @pytest.mark.integration
+def test_gpu_hours_of_nvfp4_are_those_of_mxfp8_times_the_ratio_of_measured_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = json.loads((Path(__file__).parents[2] / "results/train_step_h200_llama_125m.json").read_text())["rows"]
+    step_ms = {row["arm"]: row["step_ms"] for row in rows}
+    words = (*WORDS, "precision=mxfp8,nvfp4", "data=pysource", "tokenizer=bytes", "train.compute=bf16")
+    lines = shown(monkeypatch, capsys, tmp_path, *words, "train.steps=8000")
+    hours = [float(lines[f"precision={name}"][4]) for name in ("mxfp8", "nvfp4")]
+    assert hours[1] / hours[0] == pytest.approx(step_ms["nvfp4, rmsnorm"] / step_ms["mxfp8, rmsnorm"], rel=0.05)
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("words", "what"),
     [
         (("+experiment=moe", "model=moe_tiny"), "a mixture of experts"),
         (("+experiment=mxnorm_pretrain", "precision=fp32", "train.compute=fp32"), "train.compute=fp32"),
-        (("+experiment=fp4_recipes",), "the recipe nvfp4"),
+        (("+experiment=fp4_recipes", "precision=quartet"), "the recipe quartet"),
     ],
 )
 def test_a_run_without_gpu_hours_says_why(words: tuple[str, ...], what: str, here: Path, capsys) -> None:

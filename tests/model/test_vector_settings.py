@@ -15,7 +15,7 @@ from reference import fake_quantize_array, to_dtype
 from torch import Tensor, nn
 
 from mxstudy import config
-from mxstudy.config import Gemms
+from mxstudy.config import Cast, Gemms
 from mxstudy.model import Decoder
 from mxstudy.model.describe_precision import describe
 from mxstudy.model.linear import NormLinear
@@ -156,6 +156,7 @@ def test_the_plan_says_what_is_rounded_and_which_blocks_run_module_by_module() -
 
 
 FOLDED = config.RMSNorm(fold_gain=True)
+BY_DEVIATION = Cast(format="E2M1", statistic="std")
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,11 @@ FOLDED = config.RMSNorm(fold_gain=True)
         (precision(gain="bf16"), {"norm": config.LayerNorm(affine=False)}, "precision.gain: the norms have none"),
         (precision("mxfp8_bf16_act", gain="mx"), {}, "precision.gain: mx is the cast of the forward's X, which no"),
         (precision("fp8_tensor", gain="mx"), {}, "precision.gain: mx needs blocks"),
+        (
+            precision("own", gain="mx", scale_rule="floor", recipes={"own": Gemms(forward_x=BY_DEVIATION)}),
+            {},
+            "precision.gain: mx would take its scales from the std of blocks, as the forward does, and equal gains",
+        ),
         (precision(gain="mx", rounding="stochastic"), {}, "precision.gain: mx would be rounded at random"),
         (
             precision(gain="mx"),

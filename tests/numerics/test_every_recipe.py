@@ -99,9 +99,9 @@ RECIPES = {
     ),
     "a scale a row": everywhere(
         replace(NVFP4, outer_scale="row"),
+        forward_x=replace(NVFP4, outer_scale="bound"),  # of a linear without a norm
         forward_w=replace(TRAINING, outer_scale="row"),
         dgrad_dh=Cast(format="E5M2", scale="none", outer_scale="row"),
-        wgrad_dh=replace(NVFP4, outer_scale="bound"),
         wgrad_x=Cast(format="E4M3", scale="none", outer_scale="tensor"),
     ),
     "filled up": everywhere(Cast(format="E2M1", block_size=64, pad=True, scale_rule="ceil", pre_round=True)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,3 +104,12 @@ def test_look_up_names_what_is_near() -> None:
     assert look_up(FORMATS, "E4M3", "format") is FORMATS["E4M3"]
     with pytest.raises(ConfigError, match=r"format: 'E4M3FN' is not a choice.*E4M3"):
         look_up(FORMATS, "E4M3FN", "format")
+
+
+def test_the_page_on_numerics_has_every_format() -> None:
+    page = (Path(__file__).parents[2] / "docs/numerics.md").read_text().partition("## Element formats")[2]
+    rows = [line.strip("| ").split(" | ") for line in page.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    assert [row[:4] for row in rows[2:]] == [
+        [name, f"{fmt.max:g}", f"2^{math.log2(fmt.min_subnormal):g}", f"{fmt.binades:.1f}"]
+        for name, fmt in FORMATS.items()
+    ]

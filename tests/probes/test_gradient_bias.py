@@ -13,12 +13,16 @@ from each import each
 
 from mxstudy import config
 from mxstudy.config import Gemms
+from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import NormLinear
+from mxstudy.model.precision import evaluated
+from mxstudy.model.random_streams import move_to
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.gradient_bias import GradientBias, compare, squared_norms
 from mxstudy.probes.shadow import borrowed, shadow_gradients
 from mxstudy.train.loop import TrainingRun, train_step
 
+ESTIMATED = [tiny.MXNORM, config.PostRoundMXNorm()]
 QUANTITIES = ("ratio", "squared_ratio", "cosine", "norm_ratio")
 
 
@@ -89,19 +93,38 @@ def test_the_weights_are_those_after_the_step() -> None:
     assert GradientBias(config.GradientBias(every_steps=1)).measure(view)["model/ratio"] != values["model/ratio"]
 
 
-def test_the_pass_in_fp32_estimates_from_the_blocks_of_the_run() -> None:
-    """A transform spreads an outlier over its block, and so changes what MXNorm estimates."""
+def rotating(norm: config.Norm, signs: str) -> tuple[Decoder, NormLinear, torch.Tensor]:
+    """Return a model whose forward is under a transform, a linear of it, and an input of that with outliers."""
     cast = config.Cast(format="E4M3")
-    rotated = Gemms(forward_x=cast, forward_w=cast, forward_transform=config.Hadamard(size=32))
+    rotated = Gemms(forward_x=cast, forward_w=cast, forward_transform=config.Hadamard(size=32, signs=signs))
     schedule = (config.PrecisionRow(plan={"layers.*": "rotated"}),)
     precision = config.Precision(schedule=schedule, recipes={"rotated": rotated})
-    run, _ = tiny.build(replace(tiny.CONFIG, norm=tiny.MXNORM, precision=precision))
+    run, _ = tiny.build(replace(tiny.CONFIG, norm=norm, precision=precision))
     linear = next(
         module for module in run.model.modules() if isinstance(module, NormLinear) and any(module.gemms.casts())
     )
     x = torch.randn(4, linear.norm.size, generator=torch.Generator().manual_seed(0))
     x[:, 5] *= 30
+    return run.model, linear, x
+
+
+@each("norm", ESTIMATED)
+def test_the_pass_in_fp32_estimates_from_the_blocks_of_the_run(norm: config.Norm) -> None:
+    """A transform spreads an outlier over its block, and so changes what is estimated."""
+    model, linear, x = rotating(norm, "none")
     own = linear.rms(x)
     assert not torch.allclose(own, linear.norm.rms(x), rtol=0.1)  # without the transform
-    with borrowed(run.model, Gemms(), torch.float32):
+    with borrowed(model, Gemms(), torch.float32):
         assert torch.equal(linear.rms(x), own)
+
+
+@each("norm", ESTIMATED)
+def test_an_evaluation_estimates_under_the_signs_of_its_own_cast(norm: config.Norm) -> None:
+    model, linear, x = rotating(norm, "step")
+    move_to(model, 3, 0)
+    own = linear.rms(x)
+    by_seed = rotating(norm, "seed")[1].rms(x)
+    with evaluated(model):
+        assert torch.equal(linear.rms(x), by_seed)
+    assert torch.equal(linear.rms(x), own)
+    assert not torch.equal(own, by_seed)

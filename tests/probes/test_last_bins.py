@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import tiny
 import torch
 from reference import ELEMENTS, scale_exponents
 from torch import Tensor, nn
@@ -14,6 +17,8 @@ from mxstudy.model.norm import Norm
 from mxstudy.model.precision import apply_precision
 from mxstudy.probes.base import StepView
 from mxstudy.probes.last_bins import LastBin
+from mxstudy.reader import ConfigError
+from mxstudy.studies.pretrain.check import backends_over
 
 MODEL = config.Decoder(
     hidden_size=64, ffn_size=96, num_layers=1, num_heads=4, num_kv_heads=2, vocab_size=128, qk_norm=True
@@ -79,3 +84,38 @@ def test_gains_are_counted_whether_they_are_in_mx_or_not_and_blocks_need_not_div
 
 def test_norms_without_gains_have_nothing_to_count() -> None:
     assert measured(decoder({"layers.*": "mxfp8"}, config.LayerNorm(affine=False))) == {}
+
+
+E2M1 = config.Cast(format="E2M1", scale_rule="floor")
+NVFP4 = config.Cast(format="NVFP4", scale="E4M3", outer_scale="tensor")
+OTHERS = {
+    "scale=E4M3": NVFP4,
+    "headroom=0.75": replace(E2M1, headroom=0.75),
+    "candidates=[1.0,1.5]": replace(E2M1, candidates=(1.0, 1.5)),
+}
+
+
+def probed(cast: config.Cast, gain: str | None, every_steps: int = 1) -> config.Pretrain:
+    """Return a run whose forward casts X so, and which measures its gains."""
+    recipes = {"own": config.Gemms(forward_x=cast)}
+    block_size = 16 if cast == NVFP4 else 32
+    return replace(
+        tiny.CONFIG,
+        norm=tiny.RMSNORM,
+        precision=replace(tiny.precision((0, "own")), recipes=recipes, gain=gain, block_size=block_size),
+        probe=config.Probes(last_bin=config.LastBin(every_steps=every_steps)),
+    )
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_gains_that_a_run_rounds_by_a_cast_that_the_probe_does_not_know_are_refused(field: str) -> None:
+    known = {"scale": "E8M0", "headroom": "1.0", "candidates": "[1.0]"}
+    name = field.partition("=")[0]
+    with pytest.raises(ConfigError) as refusal:
+        backends_over(probed(OTHERS[field], "mx"), 1)
+    assert str(refusal.value) == (
+        f"probe.last_bin.every_steps: precision.gain=mx rounds the gains of layers.0.attention.wqkv.norm with {field}, "
+        f"but the probe measures casts with {name}={known[name]} alone; set it to 0, or precision.gain to bf16"
+    )
+    for accepted in (probed(OTHERS[field], "bf16"), probed(OTHERS[field], "mx", every_steps=0), probed(E2M1, "mx")):
+        backends_over(accepted, 1)

@@ -79,6 +79,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "student.gain: mx uses the cast of the forward of layers.0.up, which is not in",
     ),
     ({"precision__schedule": schedule((0, "fp8_tensor"))}, "student.gain: mx uses the cast of the forward"),
+    (
+        {
+            "precision__schedule": schedule((0, "own")),
+            "precision__recipes": {"own": {"forward_w": {"format": "E2M1", "headroom": 0.75}}},
+            "probe": {"last_bin": {"every_steps": 1}},
+        },
+        "probe.last_bin.every_steps: student.gain=mx rounds the gains of layers.0.up with headroom=0.75, but the probe",
+    ),
+    (
+        {
+            "precision__schedule": schedule((0, "own")),
+            "precision__recipes": {"own": {"forward_w": {"format": "E2M1", "scale_rule": "floor", "statistic": "std"}}},
+        },
+        "student.gain: mx would take its scales from the std of blocks, as the forward does, and equal gains have none",
+    ),
     ({"precision__gain": "bf16"}, "precision.gain: bf16 is for language models; students take student.gain"),
     (
         {"norm": {"kind": "rmsnorm"}, "student": {"freeze_norm_bias": True}},

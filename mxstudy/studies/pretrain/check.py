@@ -30,6 +30,8 @@ from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.fused_block import recompute_mlps
 from mxstudy.model.moe import mixtures_of, scaled_operand
 from mxstudy.model.precision import apply_precision, check_starts, check_tokens
+from mxstudy.model.vector_settings import norms_of
+from mxstudy.probes.last_bins import check_gain_cast
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies.folders import check_folder
 from mxstudy.studies.pretrain.built import build_model, sampling_of
@@ -106,10 +108,10 @@ def naming_a_size() -> Iterator[None]:
 def by_model(config: Pretrain) -> Keyed[Pretrain]:
     """Return the config, keyed by the values that decide model, micro-batch and the result of `check_model`.
 
-    These are four sections without the number of steps, and `probe.saturation`.
+    These are four sections without the number of steps, and two probes.
     """
-    train = vars(config.train) | {"steps": None}
-    return Keyed(repr((config.model, config.norm, config.precision, train, config.probe.saturation)), config)
+    train, probes = vars(config.train) | {"steps": None}, (config.probe.saturation, config.probe.last_bin)
+    return Keyed(repr((config.model, config.norm, config.precision, train, probes)), config)
 
 
 class Backends(NamedTuple):
@@ -161,6 +163,9 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> Bac
             f"probe.saturation.every_steps: it measures all experts together, but their {scaled} has an outer scale "
             "for each; set it to 0",
         )
+        for name, (norm, _) in norms_of(model).items() if config.probe.last_bin.every_steps else ():
+            if norm.rounding is not None and norm.rounding.cast is not None:
+                check_gain_cast(name, norm.rounding.cast, "precision.gain")
         check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
     return Backends(backends_by_step(backends), list(dict.fromkeys(notes)))
 

@@ -26,13 +26,16 @@ from mxstudy.train.runtime import PEAK_FLOPS, resolve_device
 
 # The share of its bf16 peak rate that a GPU reached in pre-training: medians of results/mxnorm_pretrain.md.
 GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44
+# The same of recipes of conf/precision, from MFU_MX and the steps of mxfp8 and of the recipe, with all its parts, in
+# results/train_step_h200_llama_125m.json.
+MFU_OF = {"nvfp4": 0.36}
 # The keys that decide the questions. Not limit, which +debug=tiny sets for every run, nor data_dir: a folder may move.
 QUESTIONS = ("tasks", "form", "task_forms", "shots", "task_shots", "shots_seed", "curated_shots", "shots_dir")
 ASKED_HOW = ("skip_missing", "tokens_per_batch")  # they decide neither questions nor answers
 WRITTEN = ("prompts", *vars(Texts()))  # the keys that decide the texts
 AT_RATE = f"""\
-GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16 and {MFU_MX:.0%} with emulated MX
-arithmetic."""
+GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16, {MFU_MX:.0%} with emulated MX
+arithmetic and {", ".join(f"{mfu:.0%} in {name}" for name, mfu in MFU_OF.items())} with all its parts."""
 UNQUANTISED = {"bf16", "fp32"}  # rows of PRECISIONS
 
 
@@ -84,7 +87,8 @@ class PretrainStudy(Study[Pretrain]):
         """Return the cost of the remaining steps, without validation, probes and recomputation."""
         tokens = config.train.batch_size * config.train.sequence_length
         flops = float(tokens * flops_per_token(config))
-        rate = PEAK_FLOPS[GPU] * (MFU_BF16 if recipes_in(config) <= UNQUANTISED else MFU_MX)
+        rates = [MFU_OF.get(name, MFU_MX) for name in recipes_in(config) - UNQUANTISED]
+        rate = PEAK_FLOPS[GPU] * min(rates, default=MFU_BF16)
         hours = None if unmeasured(config) else flops / rate / 3600
         return Cost(tokens, flops, hours) * (config.train.steps - done)
 
@@ -118,7 +122,7 @@ def unmeasured(config: Pretrain) -> str | None:
     """Return the name of the run's kind if its rate was not measured on a GPU, else None."""
     if config.model.mlp == "moe":
         return "a mixture of experts"
-    if own := sorted(recipes_in(config) & config.precision.recipes.keys()):
+    if own := sorted((recipes_in(config) & config.precision.recipes.keys()) - MFU_OF.keys()):
         return f"the recipe {', '.join(own)}"
     return None if config.train.compute == "bf16" else f"train.compute={config.train.compute}"
 
