@@ -271,6 +271,7 @@ FIGURES = (
         "MXFP8 recipe, figure 6",
         TRAINED,
         *sweep("moe"),
+        "moe",
         arguments="--baseline precision=bf16",
     ),
     Figure(
@@ -328,6 +329,7 @@ IMAGES = {  # {image on a page of results/: the figure that it is}
     "loss": "instability_fig08_loss",
     "lr_sensitivity": "mxnorm_fig03_lr_sensitivity",
     "lr_sensitivity_paired": "lr_sensitivity_paired",
+    "moe": "mxfp8_fig06_mixture_of_experts",
     "mxnorm_equivalence_losses": "mxnorm_equivalence",
     "mxnorm_pretrain_histograms": "histograms",
     "mxnorm_pretrain_losses": "loss_curves",

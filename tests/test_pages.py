@@ -51,7 +51,7 @@ SETTINGS = {  # numbers in a page's sentences that say how something was made or
     "fp4_recipes": ("0.005",),
     "kernels": ("0.90", "0.95", "4.8", "1,280", "8,192", "4,096", "65,536"),
     "learning_rate_window": ("0.22", "6,500", "7,000", "4,000"),
-    "moe": ("0.1",),
+    "moe": ("0.02", "0.1"),
     "mxnorm_equivalence": ("2.93", "0.026"),
     "olmes": ("2,900",),
     "parts": ("128,256", "32,000", "32,768", "2,048", "1.28", "80 %"),

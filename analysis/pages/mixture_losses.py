@@ -12,7 +12,7 @@ from analysis.pages.marks import Parts, rows_of, share_of
 from analysis.pages.stated_lots import arms, judged, minus, parts, runs_of
 from analysis.stated import Question
 from analysis.statistics import Effect
-from analysis.units import PLAN, chosen
+from analysis.units import PLAN, SEED, chosen
 from mxstudy.results import markdown
 
 MIXTURE = Question(
@@ -49,6 +49,19 @@ def mxnorm_minus_rmsnorm() -> str:
     return " and ".join(f"{value:+.4f}" for value in found)
 
 
+def by_step() -> str:
+    """Return the table of MXFP8's validation loss minus bf16's, both with RMSNorm, by seed and step."""
+    runs, measured = runs_of(MIXTURE.sweep), rows_of("validation", MIXTURE.sweep)
+    assert runs is not None
+    losses = []
+    for name in ("MXFP8, RMSNorm", "bf16, RMSNorm"):
+        own = runs.loc[chosen(runs, MIXTURE.arms[name]), ["fingerprint", SEED]].merge(measured)
+        losses.append(own.pivot(index=SEED, columns="step", values="validation_loss"))
+    less = losses[0] - losses[1]
+    cells = [(f"{seed}", *(f"{value:+.3f}" for value in row)) for seed, *row in less.itertuples()]
+    return markdown(["seed", *(f"step {step + 1}" for step in less)], cells, left=[])
+
+
 def routing() -> str:
     """Return how the router spreads the tokens of a late step, by arm: means over seeds and layers."""
     runs, measured = runs_of(MIXTURE.sweep), rows_of("routing", MIXTURE.sweep).query("step == @LAST")
@@ -70,6 +83,7 @@ MOE: Parts = {
     **parts(MIXTURE.sweep),
     "arms": partial(arms, MIXTURE),
     "routing": routing,
+    "by step": by_step,
     "MXNorm minus RMSNorm": mxnorm_minus_rmsnorm,
     "pairs below": lambda: share_of(pairs() < 0),
     "pairs within": within,

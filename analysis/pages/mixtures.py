@@ -21,8 +21,12 @@ ARMS = {
 }
 
 QUIET = "experts"  # the measurement on a quiet host
-SHARES = ("experts, bf16", "experts, mxfp8")
-PROFILED = (*SHARES, "dense, bf16", "dense, mxfp8")
+DENSE = {  # {arm: that of the dense model in the same precision}
+    "experts, bf16": "dense, bf16",
+    "experts, mxfp8": "dense, mxfp8",
+    "experts, mxfp8, mxnorm_p2": "dense, mxfp8",
+}
+PROFILED = ("experts, bf16", "experts, mxfp8", "dense, bf16", "dense, mxfp8")
 MEASUREMENTS = {
     "experts_earlier": "earlier, on an H100 of a busy host",
     "experts_busy": "on an H100 of a busy host",
@@ -65,7 +69,7 @@ def of_dense(arm: str) -> str:
 
 def of_dense_by_spreads(arm: str, name: str = QUIET) -> str:
     """Return the MFU over dense if both steps were off by their spreads, against the mixture and for it."""
-    own, dense = row(name, arm=arm), row(name, arm=arm.replace("experts", "dense"))
+    own, dense = row(name, arm=arm), row(name, arm=DENSE[arm])
     found = own["mfu_over_dense"]
     off = [
         (1 + sign * dense["spread_ms"] / dense["step_ms"]) / (1 - sign * own["spread_ms"] / own["step_ms"])
@@ -82,8 +86,7 @@ def busy(arm: str) -> float:
 
 def of_dense_without_waiting(arm: str) -> str:
     """Return the MFU over dense if both steps took as long as their kernels."""
-    dense = arm.replace("experts", "dense")
-    return f"{row(QUIET, arm=arm)['mfu_over_dense'] * busy(dense) / busy(arm):.2f}"
+    return f"{row(QUIET, arm=arm)['mfu_over_dense'] * busy(DENSE[arm]) / busy(arm):.2f}"
 
 
 def over(arm: str) -> str:
@@ -111,13 +114,13 @@ def measurements() -> str:
             commit_of(name),
             *(
                 text
-                for arm in SHARES
+                for arm in DENSE
                 for text in (f"{row(name, arm=arm)['mfu_over_dense']:.2f}", of_dense_by_spreads(arm, name))
             ),
         )
         for name, said in MEASUREMENTS.items()
     ]
-    columns = ["measurement", "commit", "bf16", "by the spreads", "MXFP8", "by its spreads"]
+    columns = ["measurement", "commit", "bf16", "by the spreads", "MXFP8", "by its spreads", "with MXNorm", "by those"]
     return markdown(columns, cells, left=columns[:2])
 
 
@@ -130,8 +133,8 @@ MIXTURES: Parts = {
     "waiting": waiting,
     "measurements": measurements,
     **{f"{arm} of dense": partial(of_dense, arm) for arm in ARMS if arm.startswith("experts")},
-    **{f"{arm} of dense, by the spreads": partial(of_dense_by_spreads, arm) for arm in SHARES},
-    **{f"{arm} of dense without waiting": partial(of_dense_without_waiting, arm) for arm in SHARES},
+    **{f"{arm} of dense, by the spreads": partial(of_dense_by_spreads, arm) for arm in DENSE},
+    **{f"{arm} of dense without waiting": partial(of_dense_without_waiting, arm) for arm in PROFILED[:2]},
     **{f"{arm} over the mixture": partial(over, arm) for arm in ("loop, bf16", "loop, mxfp8")},
     "parameters": partial(millions, "experts, bf16", "parameters"),
     "active": partial(millions, "experts, bf16", "active_matmul_parameters"),
