@@ -35,7 +35,7 @@ class GridSweeper(Sweeper):
             raise HydraException("hydra/launcher: this launcher does not run studies; see conf/hydra/launcher")
         jobs: list[list[str]] = []
         set_by_debug = _rehearsed(arguments)
-        for case in self.cases:
+        for case in _asked_for(self.cases, arguments):
             values = {key: value for key, value in {**self.params, **case}.items() if key not in set_by_debug}
             axes = [f"{key}={_choices(value)}" for key, value in values.items()]
             jobs += product(self.loader, axes + arguments)  # the command line comes last, so that it overrides the file
@@ -70,6 +70,22 @@ def _rehearsed(arguments: Sequence[str]) -> set[str]:
 
     choice = next((value for key, _, value in (a.partition("=") for a in arguments) if key == "+debug"), None)
     return set(flatten(debug_values(choice, None)))
+
+
+def _asked_for(cases: Sequence[dict[str, Any]], arguments: Sequence[str]) -> Sequence[dict[str, Any]]:
+    """Return the cases without those that make another choice than the command line does, where some case makes it.
+
+    What belongs to one model, say, is not run with another one that has a case of its own.
+    """
+    for key, _, value in (argument.partition("=") for argument in arguments):
+        asked, is_group = set(value.split(",")), "." not in key
+        if is_group and any(key in case and _makes(case[key], asked) for case in cases):
+            cases = [case for case in cases if key not in case or _makes(case[key], asked)]
+    return cases
+
+
+def _makes(values: Any, asked: set[str]) -> bool:
+    return not asked.isdisjoint(_choices(values).split(","))
 
 
 def _choices(value: Any) -> str:

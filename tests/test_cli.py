@@ -234,6 +234,17 @@ def test_the_command_line_beats_the_sweep_file() -> None:
 
 
 @pytest.mark.integration
+def test_a_choice_that_has_cases_of_its_own_runs_these_alone() -> None:
+    """Rate and batch belong to the size. A size that has no case takes those of all cases."""
+    jobs = compose("+sweep=element_formats", "model=nemotron_843m")
+    assert {(value(job, "optimizer.lr"), value(job, "train.batch_size")) for job in jobs} == {(2.5e-4, 256)}
+    assert len(jobs) == 5
+    (one,) = compose("+sweep=element_formats", "model=nemotron_8b", "precision=mxfp8")
+    assert (value(one, "optimizer.lr"), one.choices["precision"]) == (3e-4, "mxfp8")
+    assert len(compose("+sweep=element_formats", "model=llama_1b")) == 10
+
+
+@pytest.mark.integration
 def test_a_sweep_runs_on_another_experiment() -> None:
     (one, *_) = compose("+sweep=quickstart", "experiment=mxnorm_pretrain")
     assert value(one, "experiment") == "mxnorm_pretrain"
