@@ -111,7 +111,7 @@ class Blend:
     """Several corpora, mixed by weights that may change from phase to phase.
 
     `corpora`: the corpora by the names that the phases use; for a choice of conf/data, its name in a phase is enough.
-    Their splits must agree, so that no corpus trains on a text that another keeps for validation.
+    Their splits must agree, so that no corpus trains on a document that another keeps for validation.
     """
 
     kind: Literal["blend"] = "blend"

@@ -35,7 +35,10 @@ def identity(data: config.TrainingData, tokenizer: config.Tokenizer) -> dict[str
 
 
 def check_divided(identities: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError if a corpus trains on a whole text, and another corpus keeps a part of it for validation."""
+    """Raise ConfigError if a corpus trains on a whole text file, and another one keeps a part of it for validation.
+
+    The hashes of text files are compared. Whether a row of a JSONL or Parquet file is that text is not known here.
+    """
     divided = {one["sha256"][0]: name for name, one in identities.items() if "split" in one}
     for name, one in identities.items():
         for sha256 in one["sha256"] if one["kind"] == "files" and "split" not in one else ():

@@ -29,6 +29,8 @@ LAST_KEY = 2**64 - 1  # decks are keyed downwards from here, so they never share
 class Sampling:
     """The corpus of each sample of a training over `steps` steps, as `blend` says.
 
+    A phase begins at `from_fraction` times the steps, rounded to the nearest step, and halves to the even one.
+
     Raises ConfigError for a phase that no step reaches, and for a corpus with too small a share of a phase.
     """
 

@@ -213,7 +213,7 @@ def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm, int]:
     named = values.get("architectures") or "none"
     name = ", ".join(map(str, named)) if isinstance(named, list) else named
     require(name in ARCHITECTURES, f"checkpoint: {folder} is {name}; only {', '.join(ARCHITECTURES)} can be read")
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}  # all of one, as transformers takes them
     require(isinstance(rope, dict), f"checkpoint: {path}: rope_parameters or rope_scaling is {rope!r}, not a mapping")
     for key, wanted in ONLY.items():
         found = rope.get(key, values.get(key, wanted))

@@ -20,21 +20,22 @@ class StepRouting(NamedTuple):
 
     `names`: those of the mixtures. `loads_LE`: int64, the tokens that went to each expert. `entropy_L`: that of the
     router's probabilities, in nats, the mean over tokens. `balance_loss`: 0-dim, the auxiliary loss of all blocks; None
-    if there is none. `padding`: the share of dispatched rows that held no token.
+    if there is none. `paddings`: each mixture's share of dispatched rows that held no token.
     """
 
     names: tuple[str, ...]
     loads_LE: Tensor
     entropy_L: Tensor
     balance_loss: Tensor | None
-    padding: float
+    paddings: tuple[float, ...]
 
 
 class RoutingOfStep:
     """The sums of a decoder's routing over the forwards of one step; a dense decoder has none."""
 
     def __init__(self, model: Decoder) -> None:
-        self.model, self.padding = model, 0.0
+        self.model = model
+        self.paddings: tuple[float, ...] = ()
         self.sums: list[Tensor] = []  # loads, entropies, auxiliary loss
 
     def with_loss(self, loss: Tensor, share: float) -> Tensor:
@@ -48,7 +49,7 @@ class RoutingOfStep:
         entropy_L = torch.stack([routing.entropy for routing in routings]) * share
         now, before = (loads_LE, entropy_L, balance_loss.detach()), self.sums
         self.sums = [a + b for a, b in zip(before, now, strict=True)] if before else list(now)
-        self.padding = routings[0].padding
+        self.paddings = tuple(routing.padding for routing in routings)
         return loss + balance_loss if losses else loss
 
     def over_ranks(self) -> StepRouting | None:
@@ -57,7 +58,7 @@ class RoutingOfStep:
             return None
         loads_LE, entropy_L, balance_loss = (sum_over_ranks(x) for x in self.sums)
         has_loss, names = self.model.config.moe.balance == "loss", tuple(mixtures_of(self.model))
-        return StepRouting(names, loads_LE, entropy_L, balance_loss if has_loss else None, self.padding)
+        return StepRouting(names, loads_LE, entropy_L, balance_loss if has_loss else None, self.paddings)
 
 
 def move_biases(model: Decoder, routing: StepRouting | None, diverged: Tensor) -> None:

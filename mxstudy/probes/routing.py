@@ -31,14 +31,14 @@ class Routing:
     def measure(self, view: StepView) -> Values | Later:
         if view.routing is None:
             return {}
-        names, padding = view.routing.names, view.routing.padding
+        names, paddings = view.routing.names, view.routing.paddings
         loads_LE, entropy_L = to_host(view.routing.loads_LE), to_host(view.routing.entropy_L)
-        return lambda: by_mixture(names, loads_LE(), entropy_L(), padding)
+        return lambda: by_mixture(names, loads_LE(), entropy_L(), paddings)
 
 
-def by_mixture(names: Sequence[str], loads_LE: Tensor, entropy_L: Tensor, padding: float) -> Values:
+def by_mixture(names: Sequence[str], loads_LE: Tensor, entropy_L: Tensor, paddings: Sequence[float]) -> Values:
     values: Values = {}
-    for name, loads, entropy in zip(names, loads_LE.tolist(), entropy_L.tolist(), strict=True):
+    for name, loads, entropy, padding in zip(names, loads_LE.tolist(), entropy_L.tolist(), paddings, strict=True):
         values |= {
             f"{name}/loads": [load / sum(loads) for load in loads],
             f"{name}/busiest": float(max(loads)),

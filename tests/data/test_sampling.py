@@ -52,6 +52,13 @@ def test_shares_are_exact_in_each_phase(deck: int) -> None:
     assert samples.samples == {"a": 360, "b": 440}
 
 
+@pytest.mark.parametrize(("steps", "start"), [(5, 2), (6, 3), (7, 4)])
+def test_a_phase_begins_at_the_nearest_step_and_halves_at_the_even_one(steps: int, start: int) -> None:
+    phases = (Phase(weights={"a": 1}), Phase(from_fraction=0.5, weights={"b": 1}))
+    found = dealt(Sampling(Blend(corpora={"b": B, "a": A}, phases=phases), steps, 1, data_seed=0), range(steps))
+    assert [name for name, _ in found] == ["a"] * start + ["b"] * (steps - start)
+
+
 def test_every_sample_of_a_corpus_is_taken_once_across_the_phases(deck: int) -> None:
     found = dealt(Sampling(TWO, 50, 16, data_seed=0), range(50))
     for name, total in (("a", 360), ("b", 440)):

@@ -76,7 +76,7 @@ def test_the_scores_are_printed(watched: RunFolder, told: list[str]) -> None:
     for line, values in zip(printed, at.values(), strict=True):
         for task in ("csqa", "mmlu"):
             score, bits = values[f"{task}.cf/score"], values[f"{task}.cf/bits_per_char"]
-            assert f" {task} cf {score:.3f} ({bits:.2f} bits)" in line
+            assert f" {task} cf {score:.3f} (chance {values[f'{task}.cf/chance']:.3f}, {bits:.2f} bits)" in line
 
 
 @pytest.mark.integration

@@ -159,6 +159,36 @@ def test_there_and_back_is_the_same_model(name: str, tmp_path: Path) -> None:
     assert torch.equal(back(TOKENS), ours(TOKENS))
 
 
+BESIDE = {  # rotary embeddings that somebody adds to a config.json which has rope_parameters, and their base
+    "its own base": ({"rope_scaling": {"rope_type": "llama3", "rope_theta": 2e4, **theirs_of(LLAMA3)}}, 2e4),
+    "a base beside it": (
+        {"rope_theta": 3e4, "rope_scaling": {"rope_type": "llama3", **theirs_of(LLAMA3)}},
+        3e4,
+    ),
+    "the default base": ({"rope_scaling": {"type": "llama3", **theirs_of(LLAMA3)}}, 1e4),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+@torch.no_grad()
+def test_rope_scaling_is_read_before_rope_parameters_as_transformers_does(name: str, tmp_path: Path) -> None:
+    """It replaces them as a whole, so that their rope_theta does not count either."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    changes, base = BESIDE[name]
+    made = LlamaConfig(**SHAPE, initializer_range=0.1, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    LlamaForCausalLM(made).save_pretrained(tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    model, norm, _ = read_config(tmp_path / "hf")
+    assert (model.rope_scaling, model.rope_theta) == (LLAMA3, base)
+    ours = Decoder(model, norm, BlockCast(), torch.float32)
+    ours.load_state_dict(from_hugging_face(read_state(tmp_path / "hf"), model))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    tokens = torch.randint(0, 99, (2, 300), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+
+
 @torch.no_grad()
 def test_what_transformers_wrote_is_read(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -204,6 +234,7 @@ def test_an_export_overwrites_nothing(tmp_path: Path) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "is GPT2LMHeadModel; only LlamaForCausalLM"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rotary embedding 'yarn'; only default and llama3 can be read"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary embedding 'yarn'; only default and llama3"),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
             "llama3 has no low_freq_factor, high_freq_factor",

@@ -108,10 +108,24 @@ def test_gpu_hours_of_nvfp4_are_those_of_mxfp8_times_the_ratio_of_measured_steps
 
 
 @pytest.mark.integration
+def test_gpu_hours_of_a_mixture_are_those_of_its_measured_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = json.loads((Path(__file__).parents[2] / "results/experts.json").read_text())["rows"]
+    tokens_per_s = {row["arm"]: row["tokens_per_s"] for row in rows}
+    words = ("+experiment=moe", "dry_run=true", "tracking=none", "precision=bf16,mxfp8", "train.compute=bf16")
+    lines = shown(monkeypatch, capsys, tmp_path, *words, "data=pysource", "tokenizer=bytes")
+    for name in ("bf16", "mxfp8"):
+        _, _, tokens, _, hours, _ = lines[f"precision={name}"]
+        assert float(hours) == pytest.approx(float(tokens) / tokens_per_s[f"experts, {name}"] / 3600, rel=0.05)
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("+experiment=moe", "model=moe_tiny"), "a mixture of experts"),
+        (("+experiment=moe", "model=moe_tiny", "precision=mxfp4"), "a mixture of experts in mxfp4"),
+        (("+experiment=moe", "model=moe_tiny", "precision=fp32", "train.compute=fp32"), "train.compute=fp32"),
         (("+experiment=mxnorm_pretrain", "precision=fp32", "train.compute=fp32"), "train.compute=fp32"),
         (("+experiment=fp4_recipes", "precision=quartet"), "the recipe quartet"),
     ],

@@ -9,6 +9,7 @@ from small_mixtures import MOE, build, tokens
 
 from mxstudy.model.balance import RoutingOfStep, move_biases
 from mxstudy.model.moe import mixtures_of
+from mxstudy.probes.routing import by_mixture
 
 
 def test_of_equal_scores_the_first_experts_are_chosen():
@@ -99,3 +100,17 @@ def test_only_what_the_training_asks_for_is_counted():
     assert routed.with_loss(torch.zeros(()), 1.0) == 0
     assert routed.over_ranks().loads_LE.sum() == 2 * 2 * 64 * 2
     assert model.routings == []  # and not a second time
+
+
+def test_each_mixture_has_the_padding_of_its_own_precision():
+    """Where a block is left in bf16, its experts' rows are padded to multiples of 8, in MXFP8 of 32."""
+    model = build(MOE, "rmsnorm", "mxfp8", skip_blocks=(1, 0))
+    routed = RoutingOfStep(model)
+    for row in tokens():
+        model(row[None])
+        routed.with_loss(torch.zeros(()), 0.5)
+    routing = routed.over_ranks()
+    padding = [6 * align / (64 * 2 + 6 * align) for align in (8, 32)]
+    assert routing.paddings == pytest.approx(padding)
+    values = by_mixture(routing.names, routing.loads_LE, routing.entropy_L, routing.paddings)
+    assert [value for key, value in values.items() if key.endswith("/padding")] == pytest.approx(padding)

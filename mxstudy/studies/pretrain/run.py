@@ -273,11 +273,13 @@ class PretrainRecorder(Recorder):
 
 
 def scores_text(values: dict[str, float]) -> str:
-    """Return an evaluation's scores with their bits per character as text: 'csqa cf 0.213 (2.71 bits), mmlu cf ...'."""
+    """Return an evaluation's scores as text: 'csqa cf 0.213 (chance 0.200, 2.71 bits), mmlu cf ...'."""
     shown = []
     for name in (key.removesuffix("/score") for key in values if key.endswith("/score")):
-        bits = values.get(f"{name}/bits_per_char", math.nan)
-        shown.append(f"{name.replace('.', ' ')} {values[f'{name}/score']:.3f} ({bits:.2f} bits)")
+        score, chance, bits = (
+            values.get(f"{name}/{measure}", math.nan) for measure in ("score", "chance", "bits_per_char")
+        )
+        shown.append(f"{name.replace('.', ' ')} {score:.3f} (chance {chance:.3f}, {bits:.2f} bits)")
     return ", ".join(shown)
 
 

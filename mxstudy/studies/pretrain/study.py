@@ -29,6 +29,8 @@ GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44
 # The same of recipes of conf/precision, from MFU_MX and the steps of mxfp8 and of the recipe, with all its parts, in
 # results/train_step_h200_llama_125m.json.
 MFU_OF = {"nvfp4": 0.36}
+# The same of a mixture of experts in bf16, and by recipe: results/experts.json. No other recipe was measured in one.
+MIXTURE_BF16, MIXTURE_OF = 0.23, {"mxfp8": 0.21}
 # The keys that decide the questions. Not limit, which +debug=tiny sets for every run, nor data_dir: a folder may move.
 QUESTIONS = ("tasks", "form", "task_forms", "shots", "task_shots", "shots_seed", "curated_shots", "shots_dir")
 ASKED_HOW = ("skip_missing", "tokens_per_batch")  # they decide neither questions nor answers
@@ -36,6 +38,9 @@ WRITTEN = ("prompts", *vars(Texts()))  # the keys that decide the texts
 AT_RATE = f"""\
 GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16, {MFU_MX:.0%} with emulated MX
 arithmetic and {", ".join(f"{mfu:.0%} in {name}" for name, mfu in MFU_OF.items())} with all its parts."""
+MIXTURE_AT_RATE = f"""\
+GPU hours: at the MFU of a 203M mixture of experts on one {GPU}, in grouped GEMMs, {MIXTURE_BF16:.0%} in bf16 and
+{", ".join(f"{mfu:.0%} in {name}" for name, mfu in MIXTURE_OF.items())}."""
 UNQUANTISED = {"bf16", "fp32"}  # rows of PRECISIONS
 
 
@@ -87,14 +92,16 @@ class PretrainStudy(Study[Pretrain]):
         """Return the cost of the remaining steps, without validation, probes and recomputation."""
         tokens = config.train.batch_size * config.train.sequence_length
         flops = float(tokens * flops_per_token(config))
-        rates = [MFU_OF.get(name, MFU_MX) for name in recipes_in(config) - UNQUANTISED]
-        rate = PEAK_FLOPS[GPU] * min(rates, default=MFU_BF16)
+        bf16, of = (MIXTURE_BF16, MIXTURE_OF) if is_mixture(config) else (MFU_BF16, MFU_OF)
+        rates = [of.get(name, MFU_MX) for name in recipes_in(config) - UNQUANTISED]
+        rate = PEAK_FLOPS[GPU] * min(rates, default=bf16)
         hours = None if unmeasured(config) else flops / rate / 3600
         return Cost(tokens, flops, hours) * (config.train.steps - done)
 
     def gpu_hours_note(self, config: Pretrain) -> str:
         what = unmeasured(config)
-        return f"GPU hours: no rate was measured for {what}." if what else AT_RATE
+        at_rate = MIXTURE_AT_RATE if is_mixture(config) else AT_RATE
+        return f"GPU hours: no rate was measured for {what}." if what else at_rate
 
     def backend_notes(self, config: Pretrain) -> list[str]:
         return backend_notes(config)
@@ -118,10 +125,15 @@ def recipes_in(config: Pretrain) -> set[str]:
     return {name for row in config.precision.schedule for name in row.plan.values()}
 
 
+def is_mixture(config: Pretrain) -> bool:
+    return config.model.mlp == "moe"
+
+
 def unmeasured(config: Pretrain) -> str | None:
     """Return the name of the run's kind if its rate was not measured on a GPU, else None."""
-    if config.model.mlp == "moe":
-        return "a mixture of experts"
+    others = sorted(recipes_in(config) - UNQUANTISED - MIXTURE_OF.keys())
+    if is_mixture(config) and others:
+        return f"a mixture of experts in {', '.join(others)}"
     if own := sorted((recipes_in(config) & config.precision.recipes.keys()) - MFU_OF.keys()):
         return f"the recipe {', '.join(own)}"
     return None if config.train.compute == "bf16" else f"train.compute={config.train.compute}"
