@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from mxstudy import config
 from mxstudy.blocks.plans import settings_of
 from mxstudy.config.casts import BlockCast, Cast
-from mxstudy.config.settings import written
 from mxstudy.distributed import whole
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear
@@ -25,10 +24,8 @@ from mxstudy.numerics.formats import CODE_BUMP, ROUNDINGS
 from mxstudy.numerics.gaussian_bins import gaussian_last_bin
 from mxstudy.numerics.quality import is_max, overflows
 from mxstudy.probes.base import StepView, Values
-from mxstudy.reader import require
 
 PAPERS_RULE = "floor"  # the scale rule by which the instability paper counts; with rceil and ceil nothing overflows
-MEASURED = {"scale": "E8M0", "headroom": 1.0, "candidates": (1.0,)}  # fields of the casts that `fractions` knows
 
 
 class ProbedTensor(NamedTuple):
@@ -101,20 +98,6 @@ def vectors_of(model: Decoder) -> Iterator[tuple[str, ProbedTensor]]:
         for own, vector in norm.named_parameters():
             probed = as_probed(linear, whole(vector)[None], *casts)
             yield f"{name}.{own}", probed._replace(cast=replace(probed.cast, pad_blocks=True))
-
-
-def check_gain_cast(name: str, cast: Cast, key: str) -> None:
-    """Raise ConfigError if the probe cannot measure the gains of that norm or linear, which the run rounds by `cast`.
-
-    `key`: the key that is mx.
-    """
-    for field, known in MEASURED.items():
-        own = getattr(cast, field)
-        require(
-            own == known,
-            f"probe.last_bin.every_steps: {key}=mx rounds the gains of {name} with {field}={written(own)}, but the "
-            f"probe measures casts with {field}={written(known)} alone; set it to 0, or {key} to bf16",
-        )
 
 
 def as_probed(linear: MXLinear, values: Tensor, *casts: Cast | None) -> ProbedTensor:

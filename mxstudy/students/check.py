@@ -13,7 +13,7 @@ from mxstudy.model.linear import NormLinear
 from mxstudy.model.precision import apply_precision, check_starts, check_tokens
 from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.vector_ops import along_vector
-from mxstudy.probes.last_bins import check_gain_cast
+from mxstudy.probes.gain_casts import check_gain_cast
 from mxstudy.reader import ConfigError, require
 from mxstudy.students.stack import apply_run_precision, build_student, quantized
 from mxstudy.students.teacher import Teacher

@@ -31,7 +31,7 @@ from mxstudy.model.fused_block import recompute_mlps
 from mxstudy.model.moe import mixtures_of, scaled_operand
 from mxstudy.model.precision import apply_precision, check_starts, check_tokens
 from mxstudy.model.vector_settings import norms_of
-from mxstudy.probes.last_bins import check_gain_cast
+from mxstudy.probes.gain_casts import check_gain_cast
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies.folders import check_folder
 from mxstudy.studies.pretrain.built import build_model, sampling_of
