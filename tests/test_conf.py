@@ -62,6 +62,7 @@ STUDENT_NEEDS = {
     "precision=mxfp8_backward_only": ["student.gain=bf16"],
     "precision=fp8_blockwise": ["student.gain=bf16", "precision.scale_rule=rceil"],
     "precision=mxfp4_rht_sr": ["student.gain=bf16"],
+    "precision=quartet": ["student.gain=bf16"],
     "precision=nvfp4": ["student.gain=bf16", "precision.scale_rule=rceil"],
     "precision=nvfp4_parts": ["student.gain=bf16", "precision.scale_rule=rceil"],
     "precision=nvfp4_forward_only": ["student.gain=bf16", "precision.scale_rule=rceil"],
