@@ -18,26 +18,35 @@ def not_computed(what: str, tables: Tables) -> Evidence:
     raise Missing(f"no code here computes {what}")
 
 
+NOT_COMPUTED = (  # id, who claims it, what it says, what no code here computes, rule
+    (
+        "fp4-range-eden",
+        "arXiv 2601.22813",
+        "gradients by EDEN are better than by stochastic rounding in 16/17 of the range",
+        "EDEN",
+        lower(*NV_PART),
+    ),
+    (
+        "fp4-scales-oscireset",
+        "ALTO",
+        "MXFP4 with OsciReset is better than NVFP4",
+        "OsciReset",
+        lower(*MX_GRADIENTS),
+    ),
+)
 CLAIMS = (
     *(row for of in QUESTIONS for row in rows(of, of.comparisons, SCALE, page=PAGE)),
-    Claim(
-        id="fp4-range-eden",
-        where="arXiv 2601.22813",
-        says="gradients by EDEN are better than by stochastic rounding in 16/17 of the range",
-        kind=PRETRAINING,
-        there=SCALE,
-        judge=partial(not_computed, "EDEN"),
-        rule=lower(*NV_PART),
-        page=PAGE,
-    ),
-    Claim(
-        id="fp4-scales-oscireset",
-        where="ALTO",
-        says="MXFP4 with OsciReset is better than NVFP4",
-        kind=PRETRAINING,
-        there=SCALE,
-        judge=partial(not_computed, "OsciReset"),
-        rule=lower(*MX_GRADIENTS),
-        page=PAGE,
+    *(
+        Claim(
+            id=name,
+            where=by,
+            says=says,
+            kind=PRETRAINING,
+            there=SCALE,
+            judge=partial(not_computed, what),
+            rule=rule,
+            page=PAGE,
+        )
+        for name, by, says, what, rule in NOT_COMPUTED
     ),
 )

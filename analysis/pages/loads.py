@@ -170,7 +170,7 @@ LAUNCH: Parts = {
 
 
 class Probed(NamedTuple):
-    """Where and when probes were measured, what computed them, and whether steps were launched ahead of the GPU."""
+    """Say where and when probes were measured, what computed them, and whether steps were launched ahead of the GPU."""
 
     on: str
     date: str
