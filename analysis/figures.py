@@ -43,7 +43,7 @@ GRADIENT_BIAS = (*sweep("gradient_bias"), "gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
 DECISIVE = "decisive decisive_2 decisive_3"
 RUN_OF_FP4 = {"fp4_scales", "fp4_weight_blocks", "fp4_where"}  # of the eleven sweeps those whose tables are in results/
-TRAIN_STEPS = "train_step_h200_llama_125m train_step_h200_llama_1b"
+TRAIN_STEPS = "train_step_h200_llama_125m_more_arms train_step_h200_llama_1b"
 ZERO_SHOT = (
     ("scores", "samples"),
     "python -m mxstudy +sweep=mxnorm_pretrain && "

@@ -10,6 +10,7 @@ import pytest
 
 from analysis.instability import fig04_interventions as figure
 from mxstudy import results
+from mxstudy.results import read_table
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("figure_rules")]
 STEPS = 40
@@ -63,7 +64,7 @@ def test_table_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_forks_that_blow_up_stay_in_the_median(tmp_path: Path) -> None:
     write(tmp_path, {"none": 0})
-    read = {kind: pd.read_parquet(tmp_path / f"known_{kind}.parquet") for kind in ("runs", "forks", "fork_metrics")}
+    read = {kind: read_table(tmp_path / f"known_{kind}.parquet")[0] for kind in ("runs", "forks", "fork_metrics")}
     metrics = read["fork_metrics"].merge(read["forks"][["fork", "seed", "step"]], on="fork", suffixes=("", "_of_fork"))
     since = metrics.pop("step_of_fork").rsub(metrics["step"])
     gone = (metrics.pop("seed") > 0) & (since == 20)
@@ -78,7 +79,7 @@ def test_forks_that_blow_up_stay_in_the_median(tmp_path: Path) -> None:
 
 def test_curves_begin_at_the_fork(tmp_path: Path) -> None:
     write(tmp_path, {"fp32": 0, "none": 2})
-    read = {kind: pd.read_parquet(tmp_path / f"known_{kind}.parquet") for kind in ("runs", "forks", "fork_metrics")}
+    read = {kind: read_table(tmp_path / f"known_{kind}.parquet")[0] for kind in ("runs", "forks", "fork_metrics")}
     drawn = figure.draw(figure.judged(read["forks"], read["runs"]), read["fork_metrics"])
     *panels, fractions = drawn.axes
     assert [label.get_text() for label in fractions.get_yticklabels()] == ["none (dashed)", "fp32"]

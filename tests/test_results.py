@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from pandas.testing import assert_frame_equal
 from tracked import make_folder, training_row, write_rows
@@ -135,12 +136,20 @@ def test_a_column_of_words_and_numbers_comes_back(tmp_path: Path) -> None:
     `precision.skip_blocks` is such a column: runs of one table have 0, tail, or two numbers in columns of their own.
     """
     frame = pd.DataFrame(
-        {"config.precision.skip_blocks": [0, "tail", math.nan], "config.precision.gain": [None, "mx", None]}
+        {"config.precision.skip_blocks": [0, "tail", None], "config.precision.gain": [None, "mx", None]}
     )
     write_table(frame, tmp_path / "runs.parquet", {})
     again = read_table(tmp_path / "runs.parquet")[0]
     assert_frame_equal(again, frame, check_dtype=False)
     assert (again["config.precision.skip_blocks"] == 0).tolist() == [True, False, False]
+
+
+def test_configs_of_all_runs_are_one_column_of_the_file(tmp_path: Path) -> None:
+    keys = {"config.seed": [0, 1], "config.norm.p": [2.0, math.nan], "config.optimizer.betas.0": [0.9, 0.95]}
+    frame = pd.DataFrame({"label": ["a", "b"]} | keys | {"loss": [3.5, 3.25]})
+    write_table(frame, tmp_path / "runs.parquet", {})
+    assert pq.read_schema(tmp_path / "runs.parquet").names == ["label", "config", "loss"]
+    assert_frame_equal(read_table(tmp_path / "runs.parquet")[0], frame)
 
 
 def test_a_path_is_a_folder_of_runs_or_what_tables_begin_with(tmp_path: Path, folders: list[RunFolder]) -> None:

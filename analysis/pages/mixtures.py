@@ -30,8 +30,9 @@ PROFILED = ("experts, bf16", "experts, mxfp8", "dense, bf16", "dense, mxfp8")
 MEASUREMENTS = {
     "experts_earlier": "earlier, on an H100 of a busy host",
     "experts_busy": "on an H100 of a busy host",
-    "experts_busy_again": "newest, on an H100 of a busy host",
-    QUIET: "above, on an H200 of a quiet host",
+    "experts_busy_again": "later, on an H100 of a busy host",
+    "experts_h200_before": "on an H200, a benchmark on another GPU of its host",
+    QUIET: "above, on an H200 with nothing else on its host",
 }
 
 

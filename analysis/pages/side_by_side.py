@@ -7,7 +7,18 @@ from functools import partial
 import pandas as pd
 
 from analysis.pages.marks import Parts, benchmark, frame, least_and_most, rows, share_of
-from analysis.pages.step_profile import BF16, BUSY, MXFP8, kernels_ms, ms_of, name_of, profile
+from analysis.pages.step_profile import (
+    BF16,
+    BUSY,
+    GPU,
+    MXFP8,
+    idle_ms,
+    kernels_ms,
+    ms_of,
+    name_of,
+    profile,
+    profiled_ms,
+)
 from mxstudy.results import markdown
 
 TARGET = 1.7e6  # tokens/s, set for an H200
@@ -93,52 +104,29 @@ def joules_per_million(turns: pd.DataFrame) -> pd.Series:
 
 # ------------------------------------------------------------------------------------------- the kernels of one step
 
-MODEL, GPU = "llama_23m", "H100"
-ON_THE_H200 = "llama_1b", "H200"  # the newest steps there beside which a copy was measured
-
-
-def tokens() -> int:
-    settings = benchmark(name_of(MODEL, GPU))["settings"]
-    return int(settings["batch"] * settings["sequence"])
-
-
-def busy_ms() -> float:
-    return sum(ms_of(MODEL, MXFP8, GPU)[group] for group in BUSY)
-
-
-def rest_ms() -> float:
-    """Return the ms of all kernels but GEMMs and attention."""
-    return kernels_ms(MODEL, MXFP8, GPU) - busy_ms()
-
-
-def copied(model: str, gpu: str) -> float:
-    """Return the TB/s of a copy beside the steps of a model."""
-    return float(benchmark(name_of(model, gpu))["settings"]["copied_bytes_per_s"] / 1e12)
-
-
-def h200_ms() -> float:
-    """Return the ms of all kernels on an H200, if those other than GEMMs and attention gain as much as a copy does."""
-    return busy_ms() + rest_ms() * copied(MODEL, GPU) / copied(*ON_THE_H200)
+MODEL = "llama_23m"
 
 
 def per_second(ms: float) -> float:
     """Return the tokens/s of steps that take so many ms."""
-    return tokens() / ms * 1e3
+    settings = benchmark(name_of(MODEL, GPU))["settings"]
+    return float(settings["batch"] * settings["sequence"] / ms * 1e3)
+
+
+def busy_ms() -> float:
+    return sum(ms_of(MODEL, MXFP8)[group] for group in BUSY)
 
 
 KERNELS: Parts = {
     "profile": partial(profile, MODEL, GPU, (BF16, MXFP8)),
-    "kernels": lambda: f"{kernels_ms(MODEL, MXFP8, GPU):.1f}",
-    "without gaps": lambda: millions(per_second(kernels_ms(MODEL, MXFP8, GPU))),
-    "ms of the target": lambda: f"{tokens() / TARGET * 1e3:.1f}",
+    "kernels": lambda: f"{kernels_ms(MODEL, MXFP8):.1f}",
+    "without gaps": lambda: f"{per_second(kernels_ms(MODEL, MXFP8)) / 1e6:.2f}",
+    "best of the arithmetic": lambda: f"{100 * best(NEWEST) / per_second(kernels_ms(MODEL, MXFP8)):.0f} %",
+    "ms of the target": lambda: f"{per_second(1) / TARGET:.1f}",
     "GEMMs and attention": lambda: f"{busy_ms():.1f}",
-    "all else": lambda: f"{rest_ms():.1f}",
-    "copy, H100": lambda: f"{copied(MODEL, GPU):.2f}",
-    "copy, H200": lambda: f"{copied(*ON_THE_H200):.2f}",
-    "step, H200": lambda: f"{h200_ms():.1f}",
-    "H200 without gaps": lambda: f"{per_second(h200_ms()) / 1e6:.2f}",
-    "best of the arithmetic": lambda: f"{100 * best(NEWEST) / per_second(h200_ms()):.0f} %",
-    "H100's best of the arithmetic": lambda: f"{100 * best(OLDER) / per_second(kernels_ms(MODEL, MXFP8, GPU)):.0f} %",
+    "all else": lambda: f"{kernels_ms(MODEL, MXFP8) - busy_ms():.1f}",
+    "no kernel runs": lambda: f"{idle_ms(MODEL, MXFP8):.0f}",
+    "step, as profiled": lambda: f"{profiled_ms(MODEL, MXFP8):.0f}",
 }
 
 SIDE_BY_SIDE: Parts = {

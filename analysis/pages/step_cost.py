@@ -10,6 +10,7 @@ from analysis.pages.marks import Parts, benchmark, row, rows
 from analysis.pages.step_memory import MEMORY, SOME
 from analysis.pages.step_parts import left_over
 from analysis.pages.step_profile import (
+    AGAIN,
     BF16,
     GPU,
     MODELS,
@@ -20,6 +21,7 @@ from analysis.pages.step_profile import (
     PROFILE,
     by_kernels,
     name_of,
+    newest,
 )
 from analysis.recipe.train_step_cost import STEPS
 from mxstudy.results import markdown, plus_minus
@@ -27,6 +29,12 @@ from mxstudy.results import markdown, plus_minus
 READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # readings of the GPU
 SMALL = {"llama_1b_small": "small llama_1b", "llama_125m_small": "small llama_125m"}
 H200_CASES = tuple((model, "H200") for model in (*MODELS, *SMALL))
+FILES = {  # of the H200
+    **{model: name_of(model, GPU) for model in (*MODELS, *SMALL)},
+    "llama_1b, again": AGAIN["llama_1b", GPU],
+    "llama_125m, more arms": "train_step_h200_llama_125m_more_arms",
+}
+ALL_ARMS = {"llama_1b": FILES["llama_1b"], "llama_125m": FILES["llama_125m, more arms"]}
 CASES = (*H200_CASES, *((model, "H100") for model in MODELS))
 
 
@@ -41,13 +49,13 @@ class Limit(NamedTuple):
     at_least: bool = False
 
     def value(self, gpu: str) -> float:
-        return float(row(name_of(self.model, gpu), arm=self.arm)[self.column])
+        return float(row(newest(self.model, gpu, self.arm), arm=self.arm)[self.column])
 
     def measured(self, gpu: str) -> str:
         """Return the value, with its spread where it has one, or '-' if it was not measured on this GPU."""
         if (self.model, gpu) not in CASES or self.arm not in {one["arm"] for one in rows(name_of(self.model, gpu))}:
             return "-"
-        return value_of(name_of(self.model, gpu), self.arm, self.column)
+        return of_arm(self.model, gpu, self.arm, self.column)
 
     @property
     def limit_said(self) -> str:
@@ -62,6 +70,7 @@ class Limit(NamedTuple):
 
 
 BF16_SOME, MXFP8_SOME = SOME[BF16], SOME[MXFP8]
+FULL = "bf16, fused, full checkpointing"
 LIMITS = (
     Limit("MXFP8 with RMSNorm over bf16, llama_1b", 1.02, "llama_1b", MXFP8, "over_bf16"),
     Limit("MXFP8 with MXNorm over bf16, llama_1b", 1.02, "llama_1b", MXNORM, "over_bf16"),
@@ -88,11 +97,10 @@ def limits() -> str:
     return markdown(columns, cells, left=columns[:2])
 
 
-def step_of(model: str, gpu: str) -> str:
-    """Return the table of a model on a GPU, with a column for each reading of the GPU."""
-    name = name_of(model, gpu)
+def steps_in(name: str, model: str) -> str:
+    """Return the table of a file on an H200, with a column for each reading of the GPU."""
     base = benchmark(name)["settings"]["baseline"]
-    head = f"step of {SMALL.get(model, model)} on an {gpu}"
+    head = f"step of {SMALL.get(model, model)} on an {GPU}"
     places = -3 if model.startswith("llama_125m") else -2
     cells = []
     for one in rows(name):
@@ -120,12 +128,8 @@ def reading(one: Mapping[str, Any], name: str) -> str:
 
 
 def of_arm(model: str, gpu: str, arm: str, column: str) -> str:
-    return value_of(name_of(model, gpu), arm, column)
-
-
-def value_of(name: str, arm: str, column: str) -> str:
-    """Return a value of an arm from a benchmark's JSON. One with a spread has it beside it."""
-    one = row(name, arm=arm)
+    """Return a value of an arm from the newest file that has the arm. One with a spread has it beside it."""
+    one = row(newest(model, gpu, arm), arm=arm)
     form, spread = ".1f" if column == "peak_gib" else ".3f", one.get(f"{column}_spread")
     return f"{one[column]:{form}}" if spread is None else plus_minus(one[column], spread, form)
 
@@ -133,7 +137,7 @@ def value_of(name: str, arm: str, column: str) -> str:
 def together() -> str:
     """Return the table of the limits of llama_1b in one configuration: both arms recompute the same MLPs."""
     gpus = ("H200", "H100")
-    arms = [[row(name_of("llama_1b", gpu), arm=arm) for arm in (BF16_SOME, MXFP8_SOME)] for gpu in gpus]
+    arms = [[row(newest("llama_1b", gpu, arm), arm=arm) for arm in (BF16_SOME, MXFP8_SOME)] for gpu in gpus]
     ratios = [f"{mxfp8['step_ms'] / bf16['step_ms']:.3f}" for bf16, mxfp8 in arms]
     cells = [("MXFP8 with RMSNorm over bf16, of the medians", "at most 1.02", *ratios)]
     for place, said in enumerate(("bf16", "MXFP8")):
@@ -148,13 +152,13 @@ def together() -> str:
 
 def over_inductor(model: str) -> str:
     """Return torchao's step over that of bf16 as PyTorch compiles it."""
-    torchao, bf16 = (row(name_of(model, GPU), arm=arm)["step_ms"] for arm in ("torchao, rmsnorm", "bf16, inductor"))
+    torchao, bf16 = (row(ALL_ARMS[model], arm=arm)["step_ms"] for arm in ("torchao, rmsnorm", "bf16, inductor"))
     return f"{torchao / bf16:.2f}"
 
 
 def slower(arm: str, column: str) -> str:
-    """Return by how many percent recomputing MLPs lengthens a step of llama_1b."""
-    return f"{100 * (row(name_of('llama_1b', GPU), arm=arm)[column] - 1):.1f} %"
+    """Return by how many percent recomputing lengthens a step of llama_1b."""
+    return f"{100 * (row(newest('llama_1b', GPU, arm), arm=arm)[column] - 1):.1f} %"
 
 
 def recomputed() -> str:
@@ -162,8 +166,8 @@ def recomputed() -> str:
     return f"{row(name_of('llama_1b', GPU), arm=BF16_SOME)['recompute_mlp']}"
 
 
-def rounds(model: str) -> str:
-    (count,) = {one["rounds"] for one in rows(name_of(model, GPU))}
+def rounds(name: str) -> str:
+    (count,) = {one["rounds"] for one in rows(name)}
     return f"{count}"
 
 
@@ -177,19 +181,22 @@ SAID = {  # {name of a part: model, GPU, arm, column}
     "peak of bf16, GiB": ("llama_1b", GPU, BF16, "peak_gib"),
     "peak of bf16, some MLPs, GiB": ("llama_1b", GPU, BF16_SOME, "peak_gib"),
     "MFU of bf16, some MLPs": ("llama_1b", GPU, BF16_SOME, "mfu"),
+    "peak of full checkpointing, GiB": ("llama_1b", GPU, FULL, "peak_gib"),
+    "MFU of full checkpointing": ("llama_1b", GPU, FULL, "mfu"),
 }
 TRAIN_STEP: Parts = {
     "limits": limits,
-    **{f"{model} on an {gpu}": partial(step_of, model, gpu) for model, gpu in H200_CASES},
+    **{f"{said} on an H200": partial(steps_in, name, said.split(",")[0]) for said, name in FILES.items()},
     **{name: partial(of_arm, *where) for name, where in SAID.items()},
     **{f"torchao over bf16 as PyTorch compiles it, {model}": partial(over_inductor, model) for model in MODELS},
     "MLPs recomputed": recomputed,
     "together": together,
     "saved": left_over,
+    "full checkpointing": partial(slower, FULL, "over_bf16"),
     "recomputing, bf16": partial(slower, BF16_SOME, "over_bf16"),
     "recomputing, MXFP8": partial(slower, MXFP8_SOME, "over_mxfp8"),
     "by kernels": partial(by_kernels, {model: model for model in MODELS} | SMALL),
-    **{f"rounds of {model}": partial(rounds, model) for model in (*MODELS, *SMALL)},
+    **{f"rounds of {said}": partial(rounds, name) for said, name in FILES.items()},
     **PROFILE,
     **MEMORY,
 }

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.ledger.measured import PEAK
-from analysis.pages.marks import Parts, benchmark, least_and_most, row
+from analysis.pages.marks import Parts, benchmark, least_and_most, row, rows
 from mxstudy.results import markdown
 
 # A kernel belongs to the first group that has a text contained in the kernel's name. Kernels of a step that are not
@@ -51,10 +51,17 @@ class Model(NamedTuple):
 
 MODELS = {"llama_1b": Model(16, 2048, 0.57), "llama_125m": Model(8, 1024, 0.52)}
 GPU = "H200"  # whose profiles are of whole rounds
+AGAIN = {("llama_1b", GPU): "train_step_h200_llama_1b_again"}  # a newer file with some of the arms, and more rounds
 
 
 def name_of(model: str, gpu: str) -> str:
     return f"train_step_{gpu.lower()}_{model}"
+
+
+def newest(model: str, gpu: str, arm: str) -> str:
+    """Return the name of the newest file that has this arm of a model."""
+    again = AGAIN.get((model, gpu))
+    return again if again and arm in {one["arm"] for one in rows(again)} else name_of(model, gpu)
 
 
 def group_of(kernel: str) -> str:

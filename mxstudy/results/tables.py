@@ -14,15 +14,20 @@ from mxstudy.whole_files import replacing
 
 PROVENANCE = b"mxstudy.provenance"
 MIXED = b"mxstudy.mixed"  # columns with words among numbers are JSON, because a column of Parquet has one type
+CONFIG = "config"  # columns `config.<key>` are one column of JSON: several hundred columns cost more than their values
 COPY_IT = "copy it again, or make it again from the runs"
 
 
 def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> None:
-    """Write the frame atomically as compressed Parquet, with its provenance, without `code_files`, in the metadata."""
+    """Write the frame atomically as compressed Parquet, with its provenance, without `code_files`, in the metadata.
+
+    Columns `config.<key>` become one column `config`, the JSON of each row.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     about = json.dumps({key: value for key, value in provenance.items() if key != "code_files"}).encode()
+    frame = with_config_joined(frame)
     mixed = mixed_columns(frame)
     table = pa.Table.from_pandas(
         frame.assign(**{name: frame[name].map(json.dumps) for name in mixed}), preserve_index=False
@@ -51,9 +56,29 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         table = pq.read_table(path)
         metadata = table.schema.metadata or {}
         frame, mixed = table.to_pandas(), json.loads(metadata.get(MIXED, b"[]"))
-        return frame.assign(**{name: frame[name].map(json.loads) for name in mixed}), json.loads(metadata[PROVENANCE])
+        frame = frame.assign(**{name: frame[name].map(json.loads) for name in mixed})
+        return with_config_apart(frame), json.loads(metadata[PROVENANCE])
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{path}: cannot be read as a table of runs ({one_line(error)}); {COPY_IT}") from error
+
+
+def with_config_joined(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with the column `config`, the JSON of each row's columns `config.<key>`, in their place."""
+    keys = [name for name in frame if str(name).startswith(f"{CONFIG}.")]
+    if not keys:
+        return frame
+    configs = frame[keys].astype(object).where(frame[keys].notna(), None).to_dict("records")
+    joined = frame.drop(columns=keys)
+    joined.insert(list(frame).index(keys[0]), CONFIG, [json.dumps(config) for config in configs])
+    return joined
+
+
+def with_config_apart(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame of `with_config_joined` with the columns `config.<key>` again."""
+    if CONFIG not in frame:
+        return frame
+    at, configs = list(frame).index(CONFIG), pd.DataFrame(frame[CONFIG].map(json.loads).tolist(), index=frame.index)
+    return pd.concat([frame.iloc[:, :at], configs, frame.iloc[:, at + 1 :]], axis="columns")
 
 
 def mixed_columns(frame: pd.DataFrame) -> list[str]:
