@@ -42,13 +42,8 @@ OVERFLOW = (*sweep("overflow"), "overflow")
 GRADIENT_BIAS = (*sweep("gradient_bias"), "gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
 DECISIVE = "decisive decisive_2 decisive_3"
-RUN_OF_FP4 = {  # of the eleven sweeps those whose tables are in results/
-    "fp4_four_over_six",
-    "fp4_scales",
-    "fp4_tail",
-    "fp4_weight_blocks",
-    "fp4_where",
-}
+# Of the eleven sweeps those whose tables are in results/.
+RUN_OF_FP4 = {"fp4_four_over_six", "fp4_scales", "fp4_tail", "fp4_weight_blocks", "fp4_where"}
 TRAIN_STEPS = "train_step_h200_llama_125m train_step_h200_llama_1b"
 ZERO_SHOT = (
     ("scores", "samples"),
