@@ -27,7 +27,7 @@ from analysis.pages.marks import Parts, share_of
 from analysis.recipe.arms_23m import FLOOR, OPERANDS, RECIPE, RECIPE_AGAIN
 from analysis.stated import Question
 from analysis.statistics import CONFIDENCE, Effect
-from analysis.units import PLAN, RATE, SEED, chosen, died, ended, power
+from analysis.units import DEPTH, PLAN, RATE, SEED, chosen, died, ended, power
 from mxstudy.results import markdown
 
 PAIRED = "lr_sensitivity_paired"
@@ -133,13 +133,18 @@ def over_bf16(of: Question, arm: str) -> str:
     return f"{found[arm].value:+.4f}" if arm in found else NOT_RUN
 
 
-def minus(of: Question, one: str, other: str) -> pd.Series | None:
-    """Return the loss of an arm minus that of another, by pair of seeds, or None before the runs were exported."""
-    runs = runs_of(of.sweep)
-    if runs is None:
-        return None
-    ours, theirs = (runs[chosen(runs, of.arms[name])].set_index(SEED)[LOSS] for name in (one, other))
-    return (ours - theirs).dropna()
+def minus(of: Question, one: str, other: str, of_other: Question | None = None) -> pd.Series | None:
+    """Return the loss of an arm minus that of another, by pair of seeds, or None before the runs were exported.
+
+    `of_other` is the question whose table has the other arm's runs, by default the same.
+    """
+    losses_of = []
+    for whose, name in ((of, one), (of_other or of, other)):
+        runs = runs_of(whose.sweep)
+        if runs is None:
+            return None
+        losses_of.append(runs[chosen(runs, whose.arms[name])].set_index(SEED)[LOSS])
+    return (losses_of[0] - losses_of[1]).dropna()
 
 
 def rounded_down(of: Question) -> str:
@@ -187,9 +192,12 @@ def of_casts(of: Question, arm: str, statistic: str, form: str) -> str:
     return form.format(at_the_end(own, rf"/{statistic}$").mean()).replace("%", " %")
 
 
-def described(sweep: str, arm: str, baseline: str) -> str:
-    """Return an arm's loss minus another's, with its 95 % interval. No claim was stated about these two."""
-    found = minus(BY_FP4_SWEEP[sweep], arm, baseline)
+def described(sweep: str, arm: str, baseline: str, of_baseline: str | None = None) -> str:
+    """Return an arm's loss minus another's, with its 95 % interval, whether or not a claim is about these two.
+
+    `of_baseline` is the sweep whose table has the other arm's runs, by default the same.
+    """
+    found = minus(BY_FP4_SWEEP[sweep], arm, baseline, BY_FP4_SWEEP[of_baseline or sweep])
     if found is None:
         return NOT_RUN
     low, high = Effect(found).interval(CONFIDENCE)
@@ -197,14 +205,35 @@ def described(sweep: str, arm: str, baseline: str) -> str:
 
 
 def made_twice(*sweeps: str) -> str:
-    """Return how many runs these sweeps have from two machines, and how far apart, at most, their losses are.
+    """Return how many runs these sweeps have from two machines, and how far apart their losses are, by median and most.
 
     A run with equal losses in two tables counts as one that they share.
     """
     losses_of = [runs.set_index("fingerprint")[LOSS] for runs in map(runs_of, sweeps) if runs is not None]
     apart = pd.concat([(one - other).abs() for one, other in combinations(losses_of, 2)]).dropna()
     largest = apart[apart > 0].groupby(level=0).max()
-    return f"{len(largest)}, {largest.max():.4f} nats apart at most"
+    return f"{len(largest)}, {largest.median():.4f} nats apart in the median and {largest.max():.4f} at most"
+
+
+def price(claim: str, page: str) -> str:
+    """Return how many pairs would decide a claim, if mean and spread stay, and the runs that lack: '11 pairs (...)'."""
+    one, found = difference(claim, page)
+    if found is None:
+        return NOT_RUN
+    needed = one.claim.rule.needed(found, one.claim.rate)
+    if needed is None:
+        return "more pairs than were looked for"
+    arms_of_it = {*one.claim.arms.split("; ")}
+    return f"{needed} pairs ({(needed - found.count) * len(arms_of_it)} more runs)"
+
+
+def share_of_a_block(of: Question, arm: str) -> str:
+    """Return what each block costs if all cost the same: an arm's loss minus bf16's, over the number of blocks."""
+    runs = runs_of(of.sweep)
+    if runs is None:
+        return NOT_RUN
+    found = losses(of, runs)
+    return f"{found[arm].value / runs[DEPTH].iloc[0]:+.4f}" if arm in found else NOT_RUN
 
 
 def by_rate(name: str) -> str:
@@ -262,6 +291,32 @@ FP4: Parts = {
         for arm in BY_FP4_SWEEP["fp4_scales"].arms
         if arm != "bf16"
         for said, statistic, form in (("noise", "sqnr_db", "{:.1f} dB"), ("clipped", "overflow_fraction", "{:.1%}"))
+    },
+    "none minus last": partial(described, "fp4_tail", "none", "last"),
+    "last minus first and last": partial(described, "fp4_tail", "last", "first and last"),
+    "none over bf16": partial(over_bf16, BY_FP4_SWEEP["fp4_tail"], "none"),
+    "a block of none": partial(share_of_a_block, BY_FP4_SWEEP["fp4_tail"], "none"),
+    **{
+        f"four over six, {blocks}": partial(described, "fp4_four_over_six", f"{blocks}, four over six", blocks)
+        for blocks in ("1 x 16", "16 x 16")
+    },
+    "four over six, 1 x 16, earlier runs": partial(
+        described, "fp4_four_over_six", "1 x 16, four over six", "NV F", "fp4_where"
+    ),
+    **{
+        f"noise of {said}, {arm}": partial(
+            of_casts, BY_FP4_SWEEP["fp4_four_over_six"], arm, f"{operand}/sqnr_db", "{:.1f} dB"
+        )
+        for said, operand, blocks in (
+            ("inputs", "forward_x", "1 x 16"),
+            ("weights", "forward_w", "1 x 16"),
+            ("weights", "forward_w", "16 x 16"),
+        )
+        for arm in (blocks, f"{blocks}, four over six")
+    },
+    **{
+        f"price of {claim}": partial(price, claim, FP4_PAGE)
+        for claim in ("fp4-tail-first", "fp4-four-over-six-rows", "fp4-four-over-six-squares")
     },
     **{f"arms of {of.sweep}": partial(arms, of) for of in QUESTIONS},
     **{
