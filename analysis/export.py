@@ -42,13 +42,14 @@ class Thinning:
     last: bool = False
 
 
+OF_OPERAND = r"/(forward|dgrad|wgrad)_\w+/ratio$"
 RULES = {
     "runs": Thinning(without=r"^config\.precisions\."),
     "metrics": Thinning(without="^time_s$", single=True),
     "fork_metrics": Thinning(single=True),
     "samples": Thinning(without="^(contexts|continuations|nats|alone)$", single=True),  # the first two are not ours
     "saturation": Thinning(without="(_gaussian|/max_fraction|/scale_exponent_(mean|min|max))$", single=True),
-    "gradient_bias": Thinning(without=r"^layers\..*/(?!cosine$)\w+$", single=True),
+    "gradient_bias": Thinning(without=rf"^layers\.(?!.*{OF_OPERAND}).*/(?!cosine$)\w+$", single=True),
     "coupled_gradient_bias": Thinning(without=r"^layers\.", single=True),
     "last_bin": Thinning(without="/(literal_fraction|rceil/.*|floor/max_fraction|std|min|max)$", single=True),
     "activation_histograms": Thinning(last=True),

@@ -57,6 +57,9 @@ def test_of_a_large_measurement_what_is_read_is_kept() -> None:
     assert "layers.0/ratio" not in export.thinned(table, "gradient_bias", 1)
     by_layer = curve(**{"layers.0/cosine": 0.5, "layers.0.wo/forward_x/sqnr_db": 20.0, "x/sqnr_db_gaussian": 21.0})
     assert list(export.thinned(by_layer, "gradient_bias", 1))[-2] == "layers.0/cosine"
+    operands = curve(**dict.fromkeys(["layers.0.w/ratio", "layers.0.w/forward_x/ratio", "model/wgrad_x/cosine"], 0.5))
+    kept = ["layers.0.w/forward_x/ratio", "model/wgrad_x/cosine"]
+    assert list(export.thinned(operands, "gradient_bias", 1))[-2:] == kept
     assert list(export.thinned(by_layer, "saturation", 1))[-2:] == ["layers.0/cosine", "layers.0.wo/forward_x/sqnr_db"]
     assert list(export.thinned(table, "last_bin", 20))[-3:] == ["model/ratio", "x/floor/overflow_fraction", "x/mean"]
     assert len(export.thinned(table, "last_bin", 20)) == len(table)

@@ -126,5 +126,9 @@ def test_the_other_figure_shows_each_operands_noise_and_each_linears_gradient() 
     assert (point.get_xdata()[0], round(point.get_ydata()[0])) == (pytest.approx(19.3), [*of.arms].index("NV F"))
     assert len(right.lines) == 2 * len(errors.LINEARS) * len(of.arms)
     assert list(right.lines[0].get_xdata()) == pytest.approx([0.1, 0.2])
+    alone = frames[1].assign(**{f"layers.{i}.attention.wo.weight/dgrad_w/ratio": 0.3 - 0.1 * i for i in (0, 1, 3)})
+    panel = errors.draw(of, runs, saturation, alone).axes[2]
+    assert len(panel.lines) == 2 * len(of.arms)
+    assert list(panel.lines[0].get_xdata()) == pytest.approx([0.2, 0.3])
     with pytest.raises(ValueError, match="no run of an arm of fp4_where has measured its errors"):
         errors.draw(of, runs, saturation[:0], frames[1][:0])

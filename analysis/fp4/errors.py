@@ -1,8 +1,9 @@
 """Show where the error of each arm of a contradiction between FP4 recipes arises, at the runs' last measurement.
 
 Left: the signal to quantisation noise of each operand that the arm quantises. Right: 1 minus the cosine of the gradient
-with that in FP32 at the same weights, of each linear's weight. Points: means over runs and linears, or layers; lines:
-from the least to the most of these.
+with that in FP32 at the same weights, of each linear's weight. Further right, if a run has measured it: how far
+one operand alone quantised moves the gradient of these weights, as a fraction of its length; where it moves none, there
+is no value. Points: means over runs and linears, or layers; lines: from the least to the most of these.
 
 python -m analysis.fp4.errors --runs runs/fp4_where --of fp4_where
 """
@@ -42,6 +43,21 @@ def turned(bias: pd.DataFrame) -> dict[str, pd.Series]:
     return {name: 1 - at_the_end(bias, rf"^layers\.\d+\.{name}\.weight/cosine$") for name in LINEARS}
 
 
+def moved(bias: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return how far each operand, alone quantised, moves the gradients of linears' weights, of those that it moves."""
+    weights = "|".join(LINEARS)
+    ratios = {name: at_the_end(bias, rf"^layers\.\d+\.({weights})\.weight/{name}/ratio$") for name in OPERANDS}
+    return {name: values[values > 0] for name, values in ratios.items()}
+
+
+# Kind of rows (saturation: 0, gradient_bias: 1), quantity, label and scale of a panel; the last is not always drawn.
+PANELS = (
+    (0, noise, "SQNR of operands, dB", "linear"),
+    (1, turned, "1 - cosine of the gradient with FP32's", "log"),
+    (1, moved, "moved by one operand, fraction", "log"),
+)
+
+
 def draw(of: Question, runs: pd.DataFrame, saturation: pd.DataFrame, bias: pd.DataFrame) -> Figure:
     """Draw the figure. Raises ValueError if no run of any arm has a measurement."""
     measured = {
@@ -53,14 +69,15 @@ def draw(of: Question, runs: pd.DataFrame, saturation: pd.DataFrame, bias: pd.Da
     measured = {name: parts for name, parts in measured.items() if any(map(len, parts))}
     if not measured:
         raise ValueError(f"no run of an arm of {of.sweep} has measured its errors; give them probe=errors")
+    by_operand = any(len(values) for values in moved(bias).values())
+    panels = PANELS if by_operand else PANELS[:2]
     size = (TWO_COLUMNS, 0.9 + 0.36 * len(measured))
-    figure, (left, right) = plt.subplots(1, 2, figsize=size, sharey=True)
-    draw_spreads(left, [parts[0] for parts in measured.values()], noise)
-    draw_spreads(right, [parts[1] for parts in measured.values()], turned)
-    left.set_yticks(range(len(measured)), measured)
-    left.invert_yaxis()
-    left.set(xlabel="SQNR of operands, dB")
-    right.set(xlabel="1 - cosine of the gradient with FP32's", xscale="log")
+    figure, axes = plt.subplots(1, len(panels), figsize=size, sharey=True)
+    for one, (kind, quantity, label, scale) in zip(axes, panels, strict=True):
+        draw_spreads(one, [parts[kind] for parts in measured.values()], quantity)
+        one.set(xlabel=label, xscale=scale)
+    axes[0].set_yticks(range(len(measured)), measured)
+    axes[0].invert_yaxis()
     figure.suptitle(of.asks)
     return figure
 

@@ -55,7 +55,14 @@ class LastBin(Scheduled):
 
 @schema
 class GradientBias(Scheduled):
-    """MX gradients against FP32 gradients at the same weights, on one sequence: ratio and cosine by layer."""
+    """MX gradients against FP32 gradients at the same weights, on one sequence: ratio and cosine by layer.
+
+    `by_operand`: also the gradients with one operand quantised against those with none, for each operand that the
+    recipe quantises. It takes a forward and a backward for each of these, and one for none: up to seven beside the two
+    of the probe, or nine if the recipe makes backward operands from the forward's (`source: forward`).
+    """
+
+    by_operand: bool = cosmetic(False)
 
 
 @schema

@@ -166,7 +166,9 @@ def unused_overrides(composed: Sequence[Composed], valid: Sequence[Valid | Confi
     messages: dict[str, list[str | None]] = defaultdict(list)
     for job, checked in zip(composed, valid, strict=True):
         own = {line: line.lstrip("+").partition("=")[0] for line in job.overrides}
-        if isinstance(checked, ConfigError) or not any(key.startswith("precision.") for key in own.values()):
+        if isinstance(checked, ConfigError) or not any(
+            key.startswith(("precision.", "probe.")) for key in own.values()
+        ):
             continue
         unused = study_of(checked.config.study).unused_settings(checked.config)
         for line, key in own.items():

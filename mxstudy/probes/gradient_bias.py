@@ -11,10 +11,12 @@ from torch import Tensor
 from mxstudy import config
 from mxstudy.config.casts import Gemms
 from mxstudy.model.decoder import Decoder
-from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.base import Sequence, StepView, Values
+from mxstudy.probes.operand_bias import Gradients, of_each_operand
 from mxstudy.probes.shadow import shadow_gradients, whole_blocks
 
 WHOLE = "model"
+BY_OPERAND = ("/ratio", "/cosine")  # the quantities of a single operand
 
 
 class GradientBias:
@@ -29,12 +31,16 @@ class GradientBias:
     The GPU then holds both gradients, 8 bytes per parameter, and the activations of one sequence in FP32: attention
     with grouped queries has no fused kernel there, and keeps T^2 numbers per head and layer (fewer with activation
     checkpointing).
+
+    With `by_operand` also '<parameter>/<operand>/<quantity>', ratio and cosine, for every operand that is quantised:
+    there g is the gradient with this operand alone quantised, and h that with none, in the run's compute dtype
+    (`mxstudy.probes.operand_bias`). In bf16 both round, so a ratio below that of a run in bf16 may be rounding.
     """
 
     name = "gradient_bias"
 
     def __init__(self, settings: config.GradientBias) -> None:
-        self.every_steps = settings.every_steps
+        self.every_steps, self.by_operand = settings.every_steps, settings.by_operand
 
     def watch(self, name: str, module: torch.nn.Module, x: Tensor) -> None:
         """Do nothing: `measure` runs its own passes."""
@@ -45,16 +51,39 @@ class GradientBias:
         wait_for(model)
         began_s = time.perf_counter()
         sequence = whole_blocks(model, view.first_sequence())
-        loss, gradients = shadow_gradients(model, sequence)
-        true_loss, true_gradients = shadow_gradients(model, sequence, Gemms(), torch.float32)
-        squares = np.array(squared_norms(gradients, true_gradients).tolist())
-        values = compare([*gradients, WHOLE], np.vstack((squares, squares.sum(axis=0))))
-        values[f"{WHOLE}/loss_difference_nats"] = (loss - true_loss).item()
+        values = against_fp32(model, sequence)
+        if self.by_operand:
+            values |= by_operand(model, sequence)
         values[f"{WHOLE}/cost_ms"] = (time.perf_counter() - began_s) * 1e3
         return values
 
 
-def squared_norms(gradients: dict[str, Tensor], true_gradients: dict[str, Tensor]) -> Tensor:
+def against_fp32(model: Decoder, sequence: Sequence) -> Values:
+    """Return the quantities of every parameter and the difference of the losses, of the plan's formats and FP32."""
+    loss, gradients = shadow_gradients(model, sequence)
+    true_loss, true_gradients = shadow_gradients(model, sequence, Gemms(), torch.float32)
+    values = compare([*gradients, WHOLE], with_whole(squared_norms(gradients, true_gradients)))
+    return values | {f"{WHOLE}/loss_difference_nats": (loss - true_loss).item()}
+
+
+def by_operand(model: Decoder, sequence: Sequence) -> Values:
+    """Return '<parameter>/<operand>/<quantity>' of every operand that is quantised."""
+    parameters = [*dict(model.named_parameters()), WHOLE]
+    found = {
+        key: value
+        for operand, squares in of_each_operand(model, sequence, squared_norms).items()
+        for key, value in compare([f"{name}/{operand}" for name in parameters], with_whole(squares)).items()
+    }
+    return {key: value for key, value in found.items() if key.endswith(BY_OPERAND)}
+
+
+def with_whole(squares: Tensor) -> np.ndarray:
+    """Return the rows of `squared_norms` and, below them, their sum: that of all parameters."""
+    rows = np.array(squares.tolist())
+    return np.vstack((rows, rows.sum(axis=0)))
+
+
+def squared_norms(gradients: Gradients, true_gradients: Gradients) -> Tensor:
     """Return ||g||^2, ||h||^2 and ||g - h||^2 of every parameter: float64 [parameters, 3]."""
     triples = ((g, true_gradients[name], g - true_gradients[name]) for name, g in gradients.items())
     norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for triple in triples for x in triple]

@@ -46,10 +46,6 @@ class StudentTeacherStudy(Study[StudentTeacher]):
     def watched(self, config: StudentTeacher) -> dict[str, Watched]:
         return probes_of(config.probe)
 
-    def newly_on(self, then: StudentTeacher, now: StudentTeacher) -> list[str]:
-        coupled = now.probe.gradient_bias.coupled > then.probe.gradient_bias.coupled
-        return super().newly_on(then, now) + (["probe.gradient_bias.coupled"] if coupled else [])
-
     def cost(self, config: StudentTeacher, done: int) -> Cost:
         """Return the cost of the remaining steps, without GPU hours: the GPU waits more than it computes."""
         with torch.device("meta"):

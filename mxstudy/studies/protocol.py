@@ -106,14 +106,21 @@ class Study(ABC, Generic[C]):
             check_off(key, part, vars(part))
 
     def newly_on(self, then: C, now: C) -> list[str]:
-        """Return the keys of the measurements that are on in `now` and off in the run's earlier config `then`."""
-        earlier = self.watched(then)
-        return [key for key, part in self.watched(now).items() if part.every_steps and not earlier[key].every_steps]
+        """Return the keys of the measurements that are on in `now` and off in the run's earlier config `then`.
+
+        A probe's option that measures more, such as `probe.gradient_bias.by_operand`, counts as a measurement.
+        """
+        earlier, watched = self.watched(then), self.watched(now)
+        parts = [key for key, part in watched.items() if part.every_steps and not earlier[key].every_steps]
+        return parts + [f"{key}.{name}" for key, part in watched.items() for name in more_in(part, earlier[key])]
 
     def with_watched_of(self, then: C, now: C) -> C:
         """Return config `now` with all measurements of the earlier config `then`, which other sweeps still want."""
         watched, earlier = self.watched(now), self.watched(then)
         on = {key: part for key, part in earlier.items() if part.every_steps and not watched[key].every_steps}
+        for key, part in watched.items():
+            if part.every_steps and (more := more_in(earlier[key], part)):
+                on[key] = changed(part, **dict.fromkeys(more, True))
         probes = {key.removeprefix(PROBE): part for key, part in on.items() if key.startswith(PROBE)}
         parts: dict[str, Any] = {key: part for key, part in on.items() if not key.startswith(PROBE)}
         if probes:
@@ -162,6 +169,15 @@ def unused_messages(precision: Precision, norm: AnyNorm | None) -> dict[str, str
 def probes_of(section: Probes | StudentProbes) -> dict[str, Watched]:
     """Return the probes of a config by their keys."""
     return {f"{PROBE}{name}": probe for name, probe in vars(section).items()}
+
+
+def more_in(part: Watched, other: Watched) -> list[str]:
+    """Return the options of a probe by which it measures more, true or false, that are on in `part` and off in `other`.
+
+    Evaluations and texts have none.
+    """
+    options = vars(part).items() if isinstance(part, Scheduled) else ()
+    return [name for name, value in options if value is True and not getattr(other, name)]
 
 
 def check_off(key: str, part: Watched, names: Iterable[str]) -> None:

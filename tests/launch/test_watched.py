@@ -9,6 +9,7 @@ import pytest
 import yaml
 from fake_study import FakeStudy, existing, seeds
 
+from mxstudy import config
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import plan
 from mxstudy.reader import ConfigError
@@ -26,6 +27,18 @@ def test_a_probe_that_was_off_is_refused_naming_the_answer(tmp_path: Path, study
         assert job.state == "new"
     (job,) = plan(seeds(tmp_path, 2, probe={"norm_output_rms": {"every_steps": 7}}))
     assert job.state != "new"
+
+
+def test_so_is_a_probe_that_measured_less(tmp_path: Path, study: FakeStudy) -> None:
+    """A run that measures more goes on to do so for a sweep that asks for less."""
+    less, more = ({"gradient_bias": {"every_steps": 5, "by_operand": word}} for word in (False, True))
+    existing(plan(seeds(tmp_path, 1, probe=less)), state="finished")
+    existing(plan(seeds(tmp_path, 2, probe=more)), state="preempted")
+    with pytest.raises(ConfigError, match=r"^probe\.gradient_bias\.by_operand: was off in .*stale=rerun"):
+        plan(seeds(tmp_path, 1, probe=more))
+    (job,) = plan(seeds(tmp_path, 2, probe={"gradient_bias": {"every_steps": 7}}))
+    assert job.state == "resume"
+    assert job.config.probe.gradient_bias == config.GradientBias(every_steps=7, by_operand=True)
 
 
 def test_a_run_that_was_asked_something_else_is_refused(tmp_path: Path, study: FakeStudy) -> None:
@@ -57,6 +70,7 @@ def test_so_is_one_that_was_asked_in_another_form_or_after_other_shots(
 
 UNUSED = {
     "probe.outlier_features.ring_steps": {"probe": {"outlier_features": {"ring_steps": 8}}},
+    "probe.gradient_bias.by_operand": {"probe": {"gradient_bias": {"by_operand": True}}},
     "probe.spikes.threshold": {"probe": {"spikes": {"threshold": 3.0}}},
     "evaluation.tasks": {"evaluation": {"tasks": ["boolq"]}},
     "evaluation.task_shots": {"evaluation": {"task_shots": {"piqa": 5}}},

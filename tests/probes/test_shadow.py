@@ -19,6 +19,7 @@ from mxstudy.numerics import gemms as matmul
 from mxstudy.probes import shadow
 from mxstudy.probes.base import Probe
 from mxstudy.probes.gradient_bias import GradientBias
+from mxstudy.probes.operand_bias import of_each_operand
 from mxstudy.probes.saturation import Saturation, quantized_operands
 from mxstudy.probes.shadow import capture_linears, linears_of, shadow_gradients, whole_blocks
 from mxstudy.reader import ConfigError
@@ -35,7 +36,7 @@ DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=ON_GPU)]
 def both_probes(every_steps: int) -> list[Probe]:
     return [
         Saturation(config.Saturation(every_steps=every_steps)),
-        GradientBias(config.GradientBias(every_steps=every_steps)),
+        GradientBias(config.GradientBias(every_steps=every_steps, by_operand=True)),
     ]
 
 
@@ -104,7 +105,7 @@ def state_of(model: Decoder) -> list[Any]:
     parts: list[Any] = [model.watchers, model.compute, model.training, torch.get_rng_state().tolist()]
     parts += [torch._dynamo.eval_frame._stance.stance, torch.is_grad_enabled()]
     for linear in linears_of(model).values():
-        parts += [id(linear.gemms), linear.gemms, linear.casts_by_kernel, len(linear._forward_hooks)]
+        parts += [id(linear.gemms), linear.gemms, linear.casts_by_kernel, linear.native, len(linear._forward_hooks)]
     for parameter in model.parameters():
         assert parameter.grad is not None
         parts += [parameter.tolist(), id(parameter.grad), parameter.grad.tolist(), parameter._version]
@@ -118,6 +119,7 @@ def draw(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
 PASSES: dict[str, Callable[[Decoder, Any], Any]] = {
     "capture": lambda model, sequence: capture_linears(model, sequence, 64),
     "gradients": lambda model, sequence: shadow_gradients(model, sequence, Gemms(), torch.float32),
+    "operands": lambda model, sequence: of_each_operand(model, sequence, lambda own, true: None),
 }
 
 

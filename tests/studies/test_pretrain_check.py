@@ -100,5 +100,18 @@ def test_mlps_that_cannot_be_recomputed_are_refused_before_there_is_a_run(words:
         plan([compose_job(*words, "train.recompute_mlp=1", "precision.block_size=16", then)])
 
 
+def test_operands_cannot_be_told_apart_where_none_is_quantised(words: tuple[str, ...]) -> None:
+    """A schedule that begins in bf16 can have them, and a baseline in bf16 may be beside an arm that has them."""
+    then = "precision.schedule=[{from_step: 0, plan: {}}, {from_step: 1, plan: {layers.*: mxfp8}}]"
+    by_operand = "probe.gradient_bias.every_steps=1", "probe.gradient_bias.by_operand=true"
+    in_bf16 = compose_job(*words, "precision=bf16", *by_operand)
+    with pytest.raises(ConfigError, match=r"^probe.gradient_bias.by_operand: true is set, and nothing is quantised"):
+        plan([in_bf16])
+    later = compose_job(*words, then, *by_operand)
+    assert plan([later])
+    assert len(plan([in_bf16, later])) == 2
+    assert plan([compose_job(*words, "precision=bf16", by_operand[0])])
+
+
 def test_a_prepared_corpus_that_is_long_enough_is_not(words: tuple[str, ...]) -> None:
     assert len(plan([compose_job(*words, "validation.sequences=43")])) == 1

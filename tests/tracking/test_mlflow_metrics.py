@@ -109,5 +109,7 @@ def test_last_bins_of_a_student_s_replicas_stay_in_the_journal() -> None:
     assert probe("last_bin", **{"layers.0.up.norm.weight__floor__max_fraction": [0.25, 0.5]}) == {}
 
 
-def test_gradient_bias_is_told_of_the_whole_model() -> None:
+def test_gradient_bias_is_told_of_the_whole_model_and_by_operand() -> None:
+    by_operand = {"model__wgrad_x__ratio": 0.5, "layers.0.w__wgrad_x__ratio": 0.75}
+    assert probe("gradient_bias", **by_operand) == {"gradient_bias/ratio.wgrad_x": 0.5}
     assert probe("gradient_bias", model__ratio=0.5, **{"layers.0.w__ratio": 0.75}) == {"gradient_bias/ratio": 0.5}

@@ -42,6 +42,10 @@ MIXTURE_AT_RATE = f"""\
 GPU hours: at the MFU of a 203M mixture of experts on one {GPU}, in grouped GEMMs, {MIXTURE_BF16:.0%} in bf16 and
 {", ".join(f"{mfu:.0%} in {name}" for name, mfu in MIXTURE_OF.items())}."""
 UNQUANTISED = {"bf16", "fp32"}  # rows of PRECISIONS
+NO_OPERAND = {
+    "probe.gradient_bias.by_operand": "probe.gradient_bias.by_operand: true is set, and nothing is quantised; write "
+    "probe.gradient_bias.by_operand=false, or choose a precision that quantises, such as mxfp8"
+}
 
 
 class PretrainStudy(Study[Pretrain]):
@@ -64,7 +68,9 @@ class PretrainStudy(Study[Pretrain]):
         return backends_over(config, 1)
 
     def unused_settings(self, config: Pretrain) -> dict[str, str]:
-        return unused_messages(config.precision, config.norm)
+        quantises = any(any(config.precision.recipe(name).casts()) for name in recipes_in(config))
+        is_unused = config.probe.gradient_bias.by_operand and not quantises
+        return unused_messages(config.precision, config.norm) | (NO_OPERAND if is_unused else {})
 
     def watched(self, config: Pretrain) -> dict[str, Watched]:
         return probes_of(config.probe) | {"evaluation": config.evaluation, "sample": config.sample}
