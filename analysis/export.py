@@ -19,6 +19,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pandas as pd
 
 from analysis.command import Parser, command
@@ -34,19 +35,21 @@ class Thinning:
     """Say how a table of one kind is thinned.
 
     `without` is a pattern: columns whose names contain it are left out. `single` keeps real numbers in single
-    precision. `last` keeps only each run's last measurement.
+    precision. `coarse` columns keep 12 bits of a number, with which they take half the space. `last` keeps only each
+    run's last measurement.
     """
 
     without: str | None = None
     single: bool = False
+    coarse: tuple[str, ...] = ()
     last: bool = False
 
 
 OF_OPERAND = r"/(forward|dgrad|wgrad)_\w+/ratio$"
 RULES = {
     "runs": Thinning(without=r"^config\.precisions\."),
-    "metrics": Thinning(without="^time_s$", single=True),
-    "fork_metrics": Thinning(single=True),
+    "metrics": Thinning(without="^time_s$", single=True, coarse=("grad_norm", "tokens_per_s", "mfu")),
+    "fork_metrics": Thinning(single=True, coarse=("grad_norm",)),
     "samples": Thinning(without="^(contexts|continuations|nats|alone)$", single=True),  # the first two are not ours
     "saturation": Thinning(without="(_gaussian|/max_fraction|/scale_exponent_(mean|min|max))$", single=True),
     "gradient_bias": Thinning(without=rf"^layers\.(?!.*{OF_OPERAND}).*/(?!cosine$)\w+$", single=True),
@@ -145,9 +148,16 @@ def thinned(frame: pd.DataFrame, kind: str, every_steps: int) -> pd.DataFrame:
         kept = frame["step"] == steps.transform("max")
         since = frame["step"] - (steps.transform("min") if kind == "fork_metrics" else 0)
         frame = frame[kept if rule.last else kept | (since % every_steps == 0)]
+    frame = frame.assign(**{name: with_12_bits(frame[name]) for name in rule.coarse if name in frame})
     if rule.single:
         frame = frame.astype(dict.fromkeys(frame.select_dtypes("float64").columns, "float32"))
     return frame.reset_index(drop=True)
+
+
+def with_12_bits(numbers: pd.Series) -> pd.Series:
+    """Return the nearest numbers whose mantissa has 12 bits: at most 2^-12 away, relative."""
+    mantissas, exponents = np.frexp(numbers)
+    return pd.Series(np.ldexp(np.round(mantissas * 2**12), exponents - 12), numbers.index, numbers.dtype)
 
 
 if __name__ == "__main__":

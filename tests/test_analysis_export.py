@@ -27,6 +27,17 @@ def test_a_curve_keeps_some_steps_and_the_last_in_single_precision() -> None:
     pd.testing.assert_frame_equal(export.thinned(kept, "metrics", 20), kept)  # a second time changes nothing
 
 
+def test_gradient_norms_of_a_curve_keep_12_bits() -> None:
+    norms = np.array([0.0, 1.0, 1 + 2.0**-11, 1 + 2.0**-12 + 2.0**-20, -3.1415926, 1e-30, 7e37, np.inf, np.nan])
+    kept = export.thinned(pd.DataFrame({"fingerprint": "a", "step": range(9), "grad_norm": norms}), "metrics", 1)
+    found = kept["grad_norm"].to_numpy()
+    exact = [0.0, 1.0, 1 + 2.0**-11, 1 + 2.0**-11]
+    np.testing.assert_array_equal(found[:4], exact)
+    np.testing.assert_allclose(found, norms, rtol=2.0**-12)
+    assert len(np.unique(np.frexp(found[4:7])[0] * 2**12 % 1)) == 1  # all bits below the twelfth are 0
+    pd.testing.assert_frame_equal(export.thinned(kept, "metrics", 1), kept)
+
+
 def test_curves_of_forks_are_thinned_from_their_first_step() -> None:
     forks = [pd.DataFrame({"fingerprint": "a", "fork": n, "step": range(at, at + 41)}) for n, at in ((0, 7), (1, 15))]
     kept = export.thinned(pd.concat(forks), "fork_metrics", 20)
