@@ -1,9 +1,10 @@
 """Compare the step of a mixture of experts with that of a plain loop and that of a dense model of its active size.
 
-experts: all experts in one grouped GEMM, torch._grouped_mm in bf16, compiled block by block. loop: one expert after the
-other, in eager mode, because the host waits for each. dense: the same depth, width and tokens a step, with an MLP as
-large as the experts that a token is sent to, shared ones included, so that its active parameters are those of the
-mixture without the router. The tokens are random, and so is the router: loads are near balance, as training keeps them.
+experts: all experts in one grouped GEMM in bf16, torch._grouped_mm or for fp8_tensor a kernel of ours, compiled block
+by block. loop: one expert after the other, in eager mode, because the host waits for each. dense: the same depth,
+width and tokens a step, with an MLP as large as the experts that a token is sent to, shared ones included, so that
+its active parameters are those of the mixture without the router. The tokens are random, and so is the router: loads
+are near balance, as training keeps them.
 
 mfu_over_dense is the arm's MFU divided by that of the dense model in the same precision and the same run. --profile
 adds the time of a step's kernels (kernels_ms) but for loops: where it is far below step_ms, the GPU waits for the host.
@@ -44,10 +45,13 @@ CONTENDERS = {
     "experts, bf16": Contender(Arm(RMSNORM, "bf16"), "dense, bf16"),
     "experts, mxfp8": Contender(Arm(RMSNORM, "mxfp8"), "dense, mxfp8"),
     "experts, mxfp8, mxnorm_p2": Contender(Arm(MXNORM, "mxfp8"), "dense, mxfp8"),
+    "experts, fp8_tensor": Contender(Arm(RMSNORM, "fp8_tensor"), "dense, fp8_tensor"),
     "loop, bf16": Contender(Arm(RMSNORM, "bf16", "reference"), "dense, bf16", is_loop=True),
     "loop, mxfp8": Contender(Arm(RMSNORM, "mxfp8", "reference"), "dense, mxfp8", is_loop=True),
+    "loop, fp8_tensor": Contender(Arm(RMSNORM, "fp8_tensor", "reference"), "dense, fp8_tensor", is_loop=True),
     "dense, bf16": Contender(Arm(RMSNORM, "bf16"), "dense, bf16", is_dense=True),
     "dense, mxfp8": Contender(Arm(RMSNORM, "mxfp8"), "dense, mxfp8", is_dense=True),
+    "dense, fp8_tensor": Contender(Arm(RMSNORM, "fp8_tensor"), "dense, fp8_tensor", is_dense=True),
 }
 
 

@@ -22,6 +22,7 @@ from mxstudy.kernels.norm_backward import norm_backward_add
 from mxstudy.kernels.norm_cast import NormCast, RowNorm, norm_cast_both
 from mxstudy.kernels.norm_codes import NormCodes, norm_codes
 from mxstudy.kernels.products import linear_gradients, product, scaled_product
+from mxstudy.kernels.scaled_grouped_mm import scaled_grouped_mm
 
 __all__ = [
     "NormCast",
@@ -46,5 +47,6 @@ __all__ = [
     "norm_codes",
     "product",
     "rotate_heads_",
+    "scaled_grouped_mm",
     "scaled_product",
 ]

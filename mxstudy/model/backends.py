@@ -110,7 +110,7 @@ def use_fused(module: nn.Module, on: bool, target: Target) -> None:
 
 
 def use_grouped(module: nn.Module, on: bool, target: Target) -> None:
-    """Compute experts in one grouped GEMM, and on a GPU make plain operands by kernels.
+    """Compute experts in one grouped GEMM, and on a GPU make plain operands by kernels, others in PyTorch.
 
     Casts along the token axis are slow as a compiler makes them.
     """

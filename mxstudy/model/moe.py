@@ -221,12 +221,26 @@ def why_not_one_gemm(mixture: MixtureOfExperts, target: Target) -> str | None:
         for size in (linear.in_features, linear.out_features):
             if size % ALIGN:
                 return f"the grouped GEMM takes multiples of {ALIGN}, and its experts have a side of {size}"
-    scaled = scaled_operand(mixture)
-    return scaled and f"the grouped GEMM has no scale for its accumulator, and the experts' {scaled} has one"
+    return next((reason for linear in (mixture.up, mixture.w2) if (reason := why_not_in_groups(linear))), None)
+
+
+def why_not_in_groups(linear: MXLinear) -> str | None:
+    """Return why the operands of experts' linears cannot be cast for all experts at once, or None if they can.
+
+    Only X after a norm has a bound; anywhere else the cast takes each row's own scale in its place. In wgrad, whose
+    contraction axis is the tokens, a row is a column of X or dH.
+    """
+    for operand, cast in linear.gemms.casts():
+        if cast.scale == "FP32":
+            return f"the grouped GEMM has no FP32 block scales, and the experts' {operand} has them"
+        takes_rows = cast.outer_scale == "row" or (cast.outer_scale == "bound" and not isinstance(linear, NormLinear))
+        if takes_rows and operand.startswith("wgrad"):
+            return f"the grouped GEMM has no scale for each column, and the experts' {operand} has one"
+    return None
 
 
 def scaled_operand(mixture: MixtureOfExperts) -> str | None:
-    """Return the first operand whose scales are multiplied into the accumulator, or None."""
+    """Return the first operand whose scales are multiplied into the accumulator, each expert's own, or None."""
     for linear in (mixture.up, mixture.w2):
         for operand, cast in linear.gemms.casts():
             is_above = cast.outer_scale != "none" or cast.scale == "FP32"

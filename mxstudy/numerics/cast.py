@@ -265,6 +265,23 @@ def better(one: Quantized, other: Quantized, x: Tensor, tiles: Tiles, cast: Cast
     return replace(one, values=values, scales=scales, inside=inside)
 
 
+def outer_of(x: Tensor, cast: Cast, axis: int, bound: Tensor | None) -> Tensor | None:
+    """Return the outer scale of x (float32) in the cast's scope, or None if it has none."""
+    if cast.outer_scale == "none":
+        return None
+    if bound is not None and (cast.outer_scale == "bound" or is_of_several(bound)):
+        return scale_above(bound, cast)
+    x = pre_rounded(x, cast)
+    if cast.outer_scale == "tensor":
+        return outer_scale(x, cast, (-2, -1) if x.ndim == 3 else None)
+    return outer_scale(x, cast, (axis,))
+
+
+def is_of_several(bound: Tensor | None) -> bool:
+    """Return whether it is a bound of each tensor of several."""
+    return bound is not None and bound.ndim == 2
+
+
 def outer_scale(x: Tensor, cast: Cast, axes: tuple[int, ...] | None = None) -> Tensor:
     """Return what `scale_above` gives for x (float32): one along `axes` (kept as 1), or 0-dim over all of x."""
     return scale_above(largest_magnitude(x, axes), cast)

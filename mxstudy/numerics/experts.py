@@ -4,7 +4,7 @@ The experts' operands are dispatched rows (`mxstudy.numerics.dispatch`). Each ex
 the token axis, or a scale of a whole tensor, belongs to one expert. There are two ways to compute them:
 
     loop      expert by expert, each by `mxstudy.numerics.gemms`: every recipe. The host has to know the loads.
-    grouped   all experts' rows in one cast, and all GEMMs in one grouped GEMM: what has no scale above its blocks.
+    grouped   all experts' rows in one cast, and all GEMMs in one grouped GEMM: what has no FP32 block scales.
 
 Both give the same bits if their GEMMs do. The random numbers of a row are those of its copy, wherever that is
 dispatched to. So they do not depend on micro-batches, ranks or other tokens.
@@ -13,18 +13,21 @@ dispatched to. So they do not depend on micro-batches, ranks or other tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, library
 
 from mxstudy.compat import torch_grouped_mm
 from mxstudy.config.casts import Cast
+from mxstudy.numerics.cast import pre_rounded
 from mxstudy.numerics.dispatch import Dispatch, to_rows
 from mxstudy.numerics.formats import is_random
-from mxstudy.numerics.gemms import Bounds, Linear, Operand, dgrad_gemm, forward_gemm, wgrad_gemm
+from mxstudy.numerics.gemms import Bounds, Linear, Operand, dgrad_gemm, forward_gemm, gemm, wgrad_gemm
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.random_bits import CALL, Draws
+from mxstudy.numerics.scales import absmax_bits
+from mxstudy.reader import require
 
 # ---------------------------------------------------------------------------------------------------- grouped GEMM
 
@@ -54,6 +57,34 @@ def grouped_mm(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
     """
     product = _opaque_grouped_mm if a.device.type == "cpu" else torch_grouped_mm.grouped_mm
     return product(a, b, ends_E)
+
+
+@library.custom_op("mxstudy::scaled_grouped_mm", mutates_args=())
+def scaled_grouped_mm(a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | None, ends_E: Tensor) -> Tensor:
+    """Return `grouped_mm`, each sum in FP32 multiplied by its scales before it is rounded, once, to a's dtype.
+
+    `a_scales` are for the rows of the results, `b_scales` for their columns: float32 [E or 1, rows or 1] and [E or 1,
+    columns or 1]; an axis of 1 has one scale for all, and None is 1. The kernel: `mxstudy.kernels.scaled_grouped_mm`.
+    """
+    ends, columns = ends_E.tolist(), b.shape[-1]
+    of_rows, of_columns = (
+        None if s is None else s.expand(len(ends), size) for s, size in ((a_scales, len(a)), (b_scales, columns))
+    )
+
+    def scaled(i: int, rows: slice, a: Tensor, b: Tensor) -> Tensor:
+        left = Operand(a, None if of_rows is None else of_rows[i, rows, None])
+        right = Operand(b, None if of_columns is None else of_columns[i])
+        return gemm(left, right, a.dtype)
+
+    groups = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    if b.ndim == 3:
+        return torch.cat([scaled(i, rows, a[rows], b[i]) for i, rows in enumerate(groups)])
+    return torch.stack([scaled(i, slice(None), a[:, inner], b[inner]) for i, inner in enumerate(groups)])
+
+
+@scaled_grouped_mm.register_fake
+def _(a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | None, ends_E: Tensor) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[-1]) if b.ndim == 3 else (len(ends_E), a.shape[0], b.shape[-1]))
 
 
 # ------------------------------------------------------------------------------------------------------- two ways
@@ -93,11 +124,65 @@ class Grouped(Linear):
         place = draws.place + torch.stack((torch.zeros_like(first), first), -1)
         return Draws(draws.key.expand_as(place), place)
 
+    def operand(
+        self,
+        x: Tensor,
+        name: str,
+        axis: int,
+        dtype: torch.dtype,
+        bounds: Bounds | None = None,
+        after: Tensor | None = None,
+    ) -> Operand:
+        """Return the operand as `Linear` does. A scale of a whole tensor is that of each expert, [E, 1, 1]."""
+        found, cast = super().operand(x, name, axis, dtype, bounds, after), getattr(self.gemms, name)
+        if found.scale is None or cast.outer_scale != "tensor" or x.ndim == 3:
+            return found
+        rows_a_scale = len(x) // len(found.scale)
+        return replace(found, scale=found.scale[self.first_rows // rows_a_scale][:, None])
+
+    def bound(self, x: Tensor, name: str, bounds: Bounds | None) -> Tensor | None:
+        """Return the bound as `Linear` does, or the absmax of the expert of each row, or block of rows: [blocks, 1]."""
+        cast: Cast | None = getattr(self.gemms, name)
+        bound = super().bound(x, name, bounds)
+        if bound is not None or cast is None or cast.outer_scale == "none" or x.ndim == 3:
+            return bound
+        if cast.outer_scale != "tensor":
+            require(
+                not name.startswith("wgrad"), f"{name}: a grouped GEMM takes no scale for each column; use the loop"
+            )
+            return None  # each row has its own scale
+        assert self.ends is not None
+        row_of_x = torch.arange(len(x), device=x.device, dtype=self.ends.dtype)
+        expert_N = torch.searchsorted(self.ends, row_of_x, right=True)
+        bits_N = absmax_bits(pre_rounded(to_dtype(x, torch.float32), cast), -1).squeeze(-1)
+        bits_E = bits_N.new_zeros(len(self.ends)).scatter_reduce(0, expert_N, bits_N, "amax")
+        has_blocks = cast.two_dimensional or (name.startswith("wgrad") and cast.scale != "none")
+        experts = expert_N[:: cast.block_size] if has_blocks else expert_N
+        return bits_E[experts].view(torch.float32)[:, None]
+
+    @property
+    def first_rows(self) -> Tensor:
+        """Return the first row of each expert, int32 [E]."""
+        assert self.ends is not None
+        return torch.cat((self.ends.new_zeros(1), self.ends[:-1]))
+
     def gemm(self, a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
         assert self.ends is not None
-        assert a_MK.scale is None
-        assert b_KN.scale is None
-        return to_dtype(grouped_mm(a_MK.values, b_KN.values, self.ends), dtype)
+        require(not a_MK.block_size and not b_KN.block_size, "scale: a grouped GEMM takes no FP32 block scales")
+        if a_MK.scale is None and b_KN.scale is None:
+            return to_dtype(grouped_mm(a_MK.values, b_KN.values, self.ends), dtype)
+        scales = scales_of_groups(a_MK.scale, -1), scales_of_groups(b_KN.scale, -2)
+        return to_dtype(scaled_grouped_mm(a_MK.values, b_KN.values, *scales, self.ends), dtype)
+
+
+def scales_of_groups(scale: Tensor | None, axis: int) -> Tensor | None:
+    """Return an operand's scale as `scaled_grouped_mm` takes it. `axis`: the contraction axis, of which it has one.
+
+    A scale is 0-dim, that of each row [N, 1], or those of each expert's matrix [E, rows or 1, columns or 1].
+    """
+    if scale is None or scale.ndim == 0:
+        return None if scale is None else scale.view(1, 1)
+    return scale.squeeze(axis) if scale.ndim == 3 else scale.T
 
 
 class Plain:
@@ -177,13 +262,14 @@ class Together(Plain):
         """
         if not is_by_row(self.linear.gemms.forward_x):
             return super().forward_tokens(x_TI, dispatch, weight, dtype, bounds)
-        x = Operand(to_rows(self.linear.operand(x_TI, "forward_x", -1, dtype, bounds).values, dispatch))
+        x = self.linear.operand(x_TI, "forward_x", -1, dtype, bounds)
+        x = replace(x, values=to_rows(x.values, dispatch))
         return self.linear.gemm(x, self.linear.operand(weight, "forward_w", -1, dtype).T, dtype)
 
 
 def is_by_row(cast: Cast | None) -> bool:
     """Return whether the row-wise cast of a row depends on that row alone."""
-    return cast is None or not (cast.two_dimensional or cast.outer_scale == "tensor" or is_random(cast))
+    return cast is None or not (cast.two_dimensional or cast.outer_scale != "none" or is_random(cast))
 
 
 def random_rows(linear: Linear, dispatch: Dispatch) -> Tensor | None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.config.casts import Cast, Gemms, Hadamard
-from mxstudy.numerics.cast import outer_scale, pre_rounded, quantize_as, scale_above
+from mxstudy.numerics.cast import is_of_several, outer_of, quantize_as
 from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.grid import to_dtype
@@ -87,22 +87,12 @@ def quantized_operand(
 ) -> Quantized:
     """Quantise x [rows, columns] as an operand along `axis`, -2 or -1.
 
-    In a stack each replica has its own tensor scale. `bound`: an upper bound of |x|, where one is known.
+    In a stack each replica has its own tensor scale. `bound`: an upper bound of |x|, where one is known; if x is
+    several tensors, that of the tensor of each block of rows, or of each row if there are no blocks: [.., 1].
     """
     x = to_dtype(x, torch.float32)
-    return quantize_as(x, cast, axis, outer_of(x, cast, axis, bound), draws)
-
-
-def outer_of(x: Tensor, cast: Cast, axis: int, bound: Tensor | None) -> Tensor | None:
-    """Return the outer scale of x (float32) in the cast's scope, or None if it has none."""
-    if cast.outer_scale == "none":
-        return None
-    if cast.outer_scale == "bound" and bound is not None:
-        return scale_above(bound, cast)
-    x = pre_rounded(x, cast)
-    if cast.outer_scale == "tensor":
-        return outer_scale(x, cast, (-2, -1) if x.ndim == 3 else None)
-    return outer_scale(x, cast, (axis,))
+    along = -1 if cast.scale == "none" and is_of_several(bound) else axis  # without blocks all axes are the same
+    return quantize_as(x, cast, along, outer_of(x, cast, axis, bound), draws)
 
 
 def operand(
@@ -217,7 +207,7 @@ class Linear:
         is_cast = cast is not None and not isinstance(x, GatheredWeight)
         if self.kernel is not None and is_cast and dtype == torch.bfloat16:
             return Operand(to_dtype(self.kernel(x, cast, axis, after), gemm_dtype(x, dtype)))
-        return operand(x, cast, axis, dtype, self.draws(name), self.bound(name, bounds), self.decode)
+        return operand(x, cast, axis, dtype, self.draws(name), self.bound(x, name, bounds), self.decode)
 
     def gemm(self, a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
         """Return the product [M, N], as the function `gemm` does; subclasses multiply in another way."""
@@ -248,24 +238,25 @@ class Linear:
         after = transform.signs_after
         return hadamard(x, transform.size, signs, axis=axis, signs_after=after, inverse=inverse, rounds=rounds)
 
-    def bound(self, name: str, bounds: Bounds | None) -> Tensor | None:
-        """Return an upper bound of the input of that operand's cast, under all transforms, or None if none is known.
+    def bound(self, x: Tensor, name: str, bounds: Bounds | None) -> Tensor | None:
+        """Return the upper bound of x, that operand's input under all transforms, for its outer scale, or None.
 
         A tile of wgrad's transform mixes elements of several tokens, whose bounds are independent, so it multiplies the
         bound by up to the root of its size.
         """
-        if bounds is None or not name.endswith("_x"):
+        cast: Cast | None = getattr(self.gemms, name)
+        if bounds is None or cast is None or cast.outer_scale != "bound":
             return None
         if name == "forward_x":
             return bounds.forward
-        transform, cast = self.transform("wgrad"), self.gemms.wgrad_x
-        bound = bounds.forward if cast is not None and cast.source == "forward" else bounds.plain
+        transform = self.transform("wgrad")
+        bound = bounds.forward if cast.source == "forward" else bounds.plain
         return bound if transform is None else bound * transform.size**0.5
 
     def forward_cast(self, x: Tensor, name: str, bounds: Bounds | None = None) -> Quantized:
         """Quantise x as the forward quantised that operand, under the forward's transform."""
         x, cast = self.rotated(x, "forward", -1), getattr(self.gemms, name)
-        return quantized_operand(x, cast, -1, self.draws(name), self.bound(name, bounds))
+        return quantized_operand(x, cast, -1, self.draws(name), self.bound(x, name, bounds))
 
     def draws(self, name: str) -> Draws | None:
         """Return the source of that operand's random numbers, or None if its cast needs none."""

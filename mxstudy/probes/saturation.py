@@ -124,7 +124,7 @@ def operand_sources(of: Sources, dh_TO: Tensor) -> Iterator[tuple[str, OperandSo
             if cast.source == "forward":
                 x = forward_cast(operand, of)
             x = arithmetic.rotated(x, operand.partition("_")[0], axis)
-            bound = arithmetic.bound(operand, of.bounds)
+            bound = arithmetic.bound(x, operand, of.bounds)
             yield operand, OperandSource(x, cast, axis, arithmetic.draws(operand), bound)
 
 

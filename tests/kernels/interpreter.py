@@ -3,7 +3,7 @@
 Import this before any kernel. The interpreter truncates what it converts to small floats, loses their subnormals, and
 rounds a fused product twice. This module replaces that by what GPUs do: torch's saturating conversions, and one
 rounding. It runs the PTX of kernels in NumPy, and reduces by whole arrays where kernels reduce by functions of their
-own.
+own. The bounds of a loop may be numbers that a kernel has computed, which NumPy since 2.4 does not convert.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def repair() -> None:
     import triton.language as tl
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
 
     small = {  # {Triton's type: torch's, the dtype of its bits, and the largest number if conversions saturate}
@@ -35,6 +36,7 @@ def repair() -> None:
         tl.float8e5: (torch.float8_e5m2, torch.uint8, 57344.0),
     }
     otherwise, multiply = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
+    patch_tensor = interpreter._patch_lang_tensor
 
     def convert(self: Any, source: Any, to: Any) -> Any:
         before, after = source.dtype.scalar, to.scalar
@@ -76,6 +78,11 @@ def repair() -> None:
             for y, x in zip(found, inputs, strict=True)
         ]
 
+    def patched(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched
     ReduceOps.generic_reduce = reduce
     InterpreterBuilder.create_inline_asm = assembly
     InterpreterBuilder.create_fp_ext = InterpreterBuilder.create_fp_trunc = convert

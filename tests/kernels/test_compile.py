@@ -17,6 +17,7 @@ from interpreter import DEVICE as DEVICE  # before any other import of Triton
 from mxstudy.kernels.matmul_blocks import TILES
 from mxstudy.kernels.operand_cast import OperandCast
 from mxstudy.kernels.packing import pack
+from mxstudy.kernels.scaled_grouped_mm import TILES as GROUPED_TILES
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +96,18 @@ def test_products_of_blocks_are_pipelined_and_stay_in_registers(tmp_path: Path) 
     layouts = (["a_along", "b_down"], ["a_along", "b_along"], ["a_down", "b_along"])  # forward, dgrad, wgrad
     variants = [(layout, *tile) for layout in layouts for tile in TILES]
     for found in ahead("ahead_matmul_blocks.py", variants, tmp_path):
+        assert found["STACK"] == 0
+        assert "wgmma.mma_async" in found["ptx"]
+        assert "cp.async.cg.shared.global" in found["ptx"]
+        assert "fma.rn.f32" not in found["ptx"]
+        assert re.search(r"st\.global\S*\.v4\.b32", found["ptx"])
+
+
+def test_grouped_products_run_on_tensor_cores_and_load_ahead(tmp_path: Path) -> None:
+    """As above. In wgrad a group's tokens need not fill the last tile, so the kernel loads them under a mask."""
+    layouts = ((["a_along", "b_down"], True), (["a_along", "b_along"], True), (["a_down", "b_along"], False))
+    variants = [(*layout, groups, *tile) for layout in layouts for groups in (1, 64) for tile in GROUPED_TILES]
+    for found in ahead("ahead_scaled_grouped_mm.py", variants, tmp_path):
         assert found["STACK"] == 0
         assert "wgmma.mma_async" in found["ptx"]
         assert "cp.async.cg.shared.global" in found["ptx"]

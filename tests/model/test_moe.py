@@ -4,13 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_mixtures import DENSE, MOE, NORMS, ONE, build, gradients, group, tokens
+from precision_files import of_file
+from small_mixtures import CPU, DENSE, MOE, NORMS, ONE, build, gradients, group, tokens
 
 from mxstudy import config
 from mxstudy.config.casts import Gemms
+from mxstudy.model.decoder import Decoder
 from mxstudy.model.describe_precision import describe
 from mxstudy.model.feed_forward import FeedForward
 from mxstudy.model.moe import MixtureOfExperts, mixtures_of
+from mxstudy.model.precision import apply_precision
 from mxstudy.probes.shadow import borrowed, capture_linears
 
 
@@ -25,7 +28,7 @@ def test_one_expert_is_a_dense_mlp(norm, row):
         for name, weight in mixture.named_parameters():
             if name in theirs:
                 weight.copy_(theirs[name].expand_as(weight))
-    for is_grouped in (False, True) if row != "fp8_tensor" else (False,):
+    for is_grouped in (False, True):
         want, got = gradients(dense), gradients(group(mixture, is_grouped))
         assert torch.equal(got[0], want[0])
         for name, gradient in want[1].items():
@@ -114,9 +117,23 @@ def test_shared_experts_see_every_token():
 
 @pytest.mark.integration
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("row", ["fp32", "bf16", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("row", ["fp32", "bf16", "mxfp8", "mxfp4", "fp8_tensor", "nvfp4_forward_only"])
 def test_one_grouped_gemm_has_the_bits_of_the_loop(norm, row):
-    model = build(MOE, norm, row)
+    assert_bits_of_the_loop(build(MOE, norm, row, block_size=16 if row.startswith("nvfp4") else 32))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_four_over_six"])
+def test_one_grouped_gemm_has_the_bits_of_the_loop_in_nvfp4(name):
+    """In all parts of the recipe: square blocks, stochastic rounding, a transform, a scale for each expert."""
+    precision = of_file(name)
+    model = Decoder(MOE, NORMS["rmsnorm"], precision.settings, torch.bfloat16)
+    model.init_weights(0)
+    apply_precision(model, precision, 0, "bf16", CPU)
+    assert_bits_of_the_loop(model)
+
+
+def assert_bits_of_the_loop(model):
     loop, grouped = (gradients(group(model, is_grouped)) for is_grouped in (False, True))
     assert torch.equal(loop[0], grouped[0])
     assert all(torch.equal(grouped[1][name], gradient) for name, gradient in loop[1].items())

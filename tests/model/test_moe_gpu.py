@@ -40,7 +40,7 @@ def gradients(model: Decoder) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("norm", ["rmsnorm", "mxnorm"])
-@pytest.mark.parametrize("row", ["bf16", "mxfp8", "mx_mix", "mxfp4"])
+@pytest.mark.parametrize("row", ["bf16", "mxfp8", "mx_mix", "mxfp4", "fp8_tensor"])
 def test_one_grouped_gemm_computes_what_the_loop_computes(norm: str, row: str) -> None:
     model = on_gpu(norm, row)
     assert all(mixture.is_grouped for mixture in mixtures_of(model).values())
@@ -54,9 +54,10 @@ def test_one_grouped_gemm_computes_what_the_loop_computes(norm: str, row: str) -
         assert error < 0.02, name
 
 
-def test_experts_without_a_token_have_gradients_of_zeros() -> None:
-    """A group without rows has an empty contraction."""
-    model = on_gpu("rmsnorm", "mxfp8")
+@pytest.mark.parametrize("row", ["mxfp8", "fp8_tensor"])
+def test_experts_without_a_token_have_gradients_of_zeros(row: str) -> None:
+    """A group without tokens has rows of zeros alone."""
+    model = on_gpu("rmsnorm", row)
     for mixture in mixtures_of(model).values():
         mixture.router.bias.copy_(torch.tensor([9.0, 9.0, *[0.0] * 6]))
     _, found = gradients(model)
@@ -66,15 +67,17 @@ def test_experts_without_a_token_have_gradients_of_zeros() -> None:
             assert not gradient[2:].any(), name
 
 
-def test_a_step_has_the_same_bits_twice() -> None:
-    model = on_gpu("mxnorm", "mxfp8")
+@pytest.mark.parametrize("row", ["mxfp8", "fp8_tensor"])
+def test_a_step_has_the_same_bits_twice(row: str) -> None:
+    model = on_gpu("mxnorm", row)
     first, second = gradients(model), gradients(model)
     assert torch.equal(first[0], second[0])
     assert all(torch.equal(second[1][name], gradient) for name, gradient in first[1].items())
 
 
-def test_nothing_waits_for_the_gpu() -> None:
-    model = on_gpu("mxnorm", "mxfp8")
+@pytest.mark.parametrize("row", ["mxfp8", "fp8_tensor"])
+def test_nothing_waits_for_the_gpu(row: str) -> None:
+    model = on_gpu("mxnorm", row)
     gradients(model)  # loads the kernels
     read = tokens(8).to(DEVICE)
     torch.cuda.set_sync_debug_mode("error")
@@ -85,8 +88,9 @@ def test_nothing_waits_for_the_gpu() -> None:
 
 
 @pytest.mark.slow
-def test_compiled_blocks_compute_the_same() -> None:
-    eager, compiled = (gradients(on_gpu("mxnorm", "mxfp8", flag)) for flag in (False, True))
+@pytest.mark.parametrize("row", ["mxfp8", "fp8_tensor"])
+def test_compiled_blocks_compute_the_same(row: str) -> None:
+    eager, compiled = (gradients(on_gpu("mxnorm", row, flag)) for flag in (False, True))
     torch.testing.assert_close(compiled[0], eager[0], rtol=0.02, atol=0.02)
     for name, gradient in eager[1].items():
         error = torch.linalg.vector_norm(compiled[1][name] - gradient) / torch.linalg.vector_norm(gradient)

@@ -21,7 +21,8 @@ from mxstudy.reader import ConfigError, read
         ("mxfp8", CPU, True, "grouped", None),
         ("mxfp8", CUDA, True, "grouped", None),
         ("bf16", CUDA, False, "grouped", None),
-        ("fp8_tensor", CUDA, False, "reference", "the grouped GEMM has no scale for its accumulator"),
+        ("fp8_tensor", CPU, False, "reference", "on CPU its experts are computed one after the other"),
+        ("fp8_tensor", CUDA, True, "grouped", None),
         ("fp32", CUDA, False, "reference", "the grouped GEMM of its experts is in bf16"),
     ],
 )
@@ -32,7 +33,40 @@ def test_a_backend_is_chosen_and_says_why(row, device, compiled, backend, why):
         assert (why or "") in (block.backend.why or "")
         assert block.feed_forward.is_grouped == (backend == "grouped")
         by_kernel = {linear.casts_by_kernel for linear in linears_in(block)}
-        assert by_kernel == {backend == "grouped" and device == CUDA}
+        assert by_kernel == {backend == "grouped" and device == CUDA and row in ("bf16", "mxfp8")}
+
+
+SCALES_OF_COLUMNS = {"format": "NVFP4", "scale": "E4M3", "block_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("casts", "why"),
+    [
+        (
+            {"forward_x": {"format": "E4M3", "scale": "FP32"}},
+            "no FP32 block scales, and the experts' forward_x has them",
+        ),
+        (
+            {"wgrad_dh": SCALES_OF_COLUMNS | {"outer_scale": "row"}},
+            "no scale for each column, and the experts' wgrad_dh",
+        ),
+        (
+            {"wgrad_x": SCALES_OF_COLUMNS | {"outer_scale": "bound"}},
+            "no scale for each column, and the experts' wgrad_x",
+        ),
+        ({"dgrad_dh": SCALES_OF_COLUMNS | {"outer_scale": "row"}}, None),
+        ({"wgrad_x": {"format": "E4M3", "headroom": 0.75}}, None),
+    ],
+)
+def test_scales_within_a_contraction_keep_experts_in_the_loop(casts, why):
+    """X of the second linear has no bound: its cast along the tokens has a scale for each column."""
+    mine = read(
+        config.Precision, {"schedule": [{"plan": {"layers.*.feed_forward.w*": "mine"}}], "recipes": {"mine": casts}}
+    )
+    decoder = Decoder(MOE, NORMS["mxnorm"], mine.settings, torch.bfloat16)
+    apply_precision(decoder, mine, 0, "bf16", CUDA)
+    assert {block.backend.name for block in decoder.layers} == {"reference" if why else "grouped"}
+    assert all((why or "") in (block.backend.why or "") for block in decoder.layers)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +74,6 @@ def test_a_backend_is_chosen_and_says_why(row, device, compiled, backend, why):
     [
         ("mxfp8", {"backend": "fused"}, False, "precision.backend: fused cannot run layers.0: its MLP is a MixtureOfE"),
         ("mxfp8", {"backend": "native"}, False, "precision.backend: native cannot run layers.0: "),
-        ("fp8_tensor", {}, True, "train.compile: layers.0 computes its experts one after the other"),
         ("mxfp8", {"backend": "reference"}, True, "train.compile: layers.0 computes its experts one after the other"),
     ],
 )

@@ -164,6 +164,26 @@ RECIPES = {
     "masked": SOME | {"forward_x": replace(E4M3, mask_clipped=True, scale_rule="floor")},
     "candidates": SOME | {"forward_w": replace(E4M3, candidates=(1.0, 1.5))},
 }
+TENSOR = Cast(format="E5M2", scale="none", outer_scale="tensor")
+NVFP4 = Cast(format="NVFP4", scale="E4M3", block_size=16, outer_scale="tensor", chain="training")
+ROW, BOUND = replace(NVFP4, outer_scale="row"), replace(NVFP4, outer_scale="bound", chain="inference")
+SCALED = {  # recipes whose accumulators are scaled
+    "fp8_tensor": dict.fromkeys(OPERANDS, TENSOR),
+    "fp8_tensor, stochastic": dict.fromkeys(OPERANDS, replace(TENSOR, rounding="stochastic", pre_round=True)),
+    "nvfp4": dict.fromkeys(OPERANDS, NVFP4)
+    | dict.fromkeys(("forward_w", "dgrad_w"), replace(NVFP4, two_dimensional=True))
+    | dict.fromkeys(("dgrad_dh", "wgrad_dh"), replace(NVFP4, rounding="stochastic"))
+    | {"wgrad_transform": Hadamard(size=16, signs="seed")},
+    "square blocks of rows": dict.fromkeys(OPERANDS, replace(NVFP4, two_dimensional=True)),
+    "four over six": dict.fromkeys(OPERANDS, replace(NVFP4, largest_scale=256.0, candidates=(1.0, 1.5))),
+    "one operand": {"forward_x": NVFP4, "dgrad_w": TENSOR, "wgrad_x": NVFP4},
+    "rows and columns": {"forward_x": ROW, "forward_w": ROW, "dgrad_dh": ROW, "dgrad_w": ROW},
+    "bounds": {"forward_x": BOUND, "forward_w": NVFP4, "wgrad_dh": NVFP4, "wgrad_x": BOUND},
+    "from the forward": dict.fromkeys(OPERANDS, NVFP4)
+    | {"wgrad_x": replace(NVFP4, source="forward"), "dgrad_w": replace(TENSOR, source="forward")},
+    "masked": dict.fromkeys(OPERANDS, TENSOR) | {"forward_x": replace(NVFP4, mask_clipped=True)},
+    "headroom": dict.fromkeys(OPERANDS, replace(E4M3, headroom=0.75)),
+}
 
 
 def random(first_row: int = 0) -> Random:
@@ -172,11 +192,29 @@ def random(first_row: int = 0) -> Random:
     return Random(keys, places)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_both_ways_have_the_same_bits(name):
-    gemms = Gemms(**RECIPES[name]).filled(BlockCast())
+@pytest.mark.parametrize(
+    "recipe", [*RECIPES.values(), *SCALED.values()], ids=[*RECIPES, *(f"{n}, scaled" for n in SCALED)]
+)
+def test_both_ways_have_the_same_bits(recipe):
+    gemms = Gemms(**recipe).filled(BlockCast())
     one, other = (computed(gemms, is_grouped, random()) for is_grouped in (False, True))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("recipe", [SCALED["fp8_tensor"], SCALED["nvfp4"]], ids=["fp8_tensor", "nvfp4"])
+def test_a_nan_makes_the_scale_of_its_experts_nan_in_both_ways(recipe):
+    """Each other expert's gradient stays finite."""
+    dispatch, gemms = dispatch_of(chosen(), EXPERTS, 32), Gemms(**recipe).filled(BlockCast())
+    found = []
+    for is_grouped in (False, True):
+        x_TI, weight = integers(TOKENS, IN, seed=1), integers(EXPERTS, OUT, IN, seed=2).bfloat16().requires_grad_()
+        x_TI[0, 0] = torch.nan
+        h = read_norm(normed(x_TI), weight, Linear(gemms, random()), torch.bfloat16, dispatch, is_grouped)
+        h.backward(integers(*h.shape, seed=3).bfloat16() * (dispatch.copies_N < TOKENS * K)[:, None])
+        found.append((h.detach()[dispatch.rows_TK], weight.grad))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0, equal_nan=True)
+    with_nan = found[1][1].isnan().flatten(1).any(1).nonzero().flatten()
+    assert with_nan.tolist() == sorted(chosen()[0].tolist())
 
 
 def test_random_numbers_are_those_of_a_token_wherever_it_goes():
