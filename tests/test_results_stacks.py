@@ -141,7 +141,7 @@ def test_an_exported_stack_gives_the_same_frames_and_is_compact(
     for kind in ("runs", "metrics"):
         there, here = results.load([to / "st"], kind), results.load([folder.path], kind)
         shown = {"folder": [f"stacks/{'c' * 12}"] * len(here)} if kind == "runs" else {}
-        assert_frame_equal(there, here.assign(**shown), check_dtype=False)
+        assert_frame_equal(there, here.assign(**shown), check_dtype=False, rtol=2**-12)  # gradient norms keep 12 bits
     noise = np.random.default_rng(0).standard_normal((5000, 2, 4)).astype(np.float32)
     for path in folder.columns.iterdir():
         path.unlink()

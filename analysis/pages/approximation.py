@@ -7,6 +7,7 @@ from functools import cache, partial
 import pandas as pd
 
 from analysis.pages.marks import Parts, rows_of
+from analysis.pages.norm_bounds import NORM_BOUNDS
 from mxstudy import results
 
 OUTLIERS = "4 features x 30"
@@ -116,4 +117,5 @@ APPROXIMATION: Parts = {
     "wgrad X of nvfp4, without": partial(sqnr, "laplace", "nvfp4", "wgrad_x", unrotated=True),
     "largest std": lambda: f"{table('recipe_errors')['sqnr_db_std'].max():.1f}",
     **{f"recipes, {name}": partial(recipes, name) for name in ("gaussian", "laplace", OUTLIERS)},
+    **NORM_BOUNDS,
 }

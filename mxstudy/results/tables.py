@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> 
     import pyarrow.parquet as pq
 
     about = json.dumps({key: value for key, value in provenance.items() if key != "code_files"}).encode()
-    frame = with_config_joined(frame)
+    frame = with_one_config(frame)
     mixed = mixed_columns(frame)
     table = pa.Table.from_pandas(
         frame.assign(**{name: frame[name].map(json.dumps) for name in mixed}), preserve_index=False
@@ -62,19 +63,28 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise ConfigError(f"{path}: cannot be read as a table of runs ({one_line(error)}); {COPY_IT}") from error
 
 
-def with_config_joined(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with the column `config`, the JSON of each row's columns `config.<key>`, in their place."""
-    keys = [name for name in frame if str(name).startswith(f"{CONFIG}.")]
+def with_one_config(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with a column `config`, the JSON of each row's columns `config.<key>`, in the place of these.
+
+    Columns `config.<key>` that stand behind others, such as a replica's seed, stay as they are.
+    """
+    names = list(frame)
+    at = next((place for place, name in enumerate(names) if is_of_config(name)), len(names))
+    keys = list(takewhile(is_of_config, names[at:]))
     if not keys:
         return frame
     configs = frame[keys].astype(object).where(frame[keys].notna(), None).to_dict("records")
-    joined = frame.drop(columns=keys)
-    joined.insert(list(frame).index(keys[0]), CONFIG, [json.dumps(config) for config in configs])
-    return joined
+    narrow = frame.drop(columns=keys)
+    narrow.insert(at, CONFIG, [json.dumps(config) for config in configs])
+    return narrow
+
+
+def is_of_config(name: str) -> bool:
+    return str(name).startswith(f"{CONFIG}.")
 
 
 def with_config_apart(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame of `with_config_joined` with the columns `config.<key>` again."""
+    """Return a frame of `with_one_config` with the columns `config.<key>` again."""
     if CONFIG not in frame:
         return frame
     at, configs = list(frame).index(CONFIG), pd.DataFrame(frame[CONFIG].map(json.loads).tolist(), index=frame.index)

@@ -58,6 +58,7 @@ def test_a_seed_decides_the_numbers(name: str) -> None:
         ("fidelity", ["block_size", "p", "blocks", "draw"]),
         ("convergence", ["distribution", "p", "blocks"]),
         ("bounds", ["input", "norm"]),
+        ("norm_bounds", ["input", "norm", "cast", "outer_scale", "hadamard"]),
         ("quality", ["input", "format", "scale_rule", "rounding", "pre_round"]),
         ("formats", ["format"]),
         ("orientations", ["scale_rule", "casts"]),

@@ -68,7 +68,7 @@ def record(folder: RunFolder) -> None:
 
 def report(folder: RunFolder, measured: Collection[str]) -> None:
     console = Console(highlight=False)
-    for show in (show_formats, show_fidelity, show_convergence, show_bounds, show_quality, show_inputs):
+    for show in SHOWN:
         console.print(show(folder))
     if "recipe_errors" in measured:
         console.print(*show_recipe_errors(folder), sep="\n")
@@ -126,6 +126,20 @@ def show_bounds(folder: RunFolder) -> Table:
     return table
 
 
+def show_norm_bounds(folder: RunFolder) -> Table:
+    """Return the table of X in NVFP4, without a transform; the ratio is that of the bound and X's absmax."""
+    columns = ("norm", "ratio", "dB", "by bound", "< 2^-6", "by bound")
+    table = grid("X in NVFP4 under its absmax, or under the norm's bound", "input", *columns)
+    rows = results.load_table([folder], "norm_bounds").query("cast == 'NVFP4' and hadamard == 0")
+    for cell, own in rows.groupby(["input", "norm"], sort=False):
+        by_outer = own.set_index("outer_scale").loc[["tensor", "bound"]]
+        ratio = by_outer["bound"].iloc[0] / by_outer["largest"].iloc[0]
+        noise = (f"{value:.1f}" for value in by_outer["cast_sqnr_db"])
+        shares = (f"{100 * value:.1f} %" for value in by_outer["subnormal_scales"])
+        table.add_row(*cell, f"{ratio:.1f}", *noise, *shares)
+    return table
+
+
 def show_quality(folder: RunFolder) -> Table:
     columns = ("gain", "bf16, away", "SQNR dB", "over max", "to zero")
     table = grid("casts of a Gaussian, half to even; gain of bf16 half away", "format", "scale rule", *columns)
@@ -147,6 +161,17 @@ def show_inputs(folder: RunFolder) -> Table:
         shares = (f"{100 * row['overflow', rule]:.2f} %" for rule in ("floor", "rceil"))
         table.add_row(name, *gains, *shares)
     return table
+
+
+SHOWN = (
+    show_formats,
+    show_fidelity,
+    show_convergence,
+    show_bounds,
+    show_norm_bounds,
+    show_quality,
+    show_inputs,
+)  # the tables of every run, in this order
 
 
 def show_recipe_errors(folder: RunFolder) -> Iterator[Table]:

@@ -29,6 +29,7 @@ from mxstudy.numerics.quality import (
     sqnr_db,
     underflow_fraction,
 )
+from mxstudy.studies.approximation.norm_bounds import norm_bounds
 
 TableRow = dict[str, Any]
 Measure = Callable[[Approximation], Iterator[TableRow]]
@@ -281,6 +282,7 @@ TABLES: dict[str, Measure] = {
     "fidelity": fidelity,
     "convergence": convergence,
     "bounds": bounds,
+    "norm_bounds": norm_bounds,
     "quality": quality,
     "formats": formats,
     "orientations": orientations,
