@@ -66,7 +66,7 @@ def draw(of: Question, runs: pd.DataFrame, bias: pd.DataFrame | None) -> Figure:
     dead = {name: int(died(runs[chosen(runs, of.arms[name])], "validation_loss").sum()) for name in found}
     labels = [f"{name} ({dead[name]} died)" if dead[name] else name for name in found]
     left.set_yticks(range(len(found)), labels)
-    left.invert_yaxis()
+    left.set_ylim(len(found) - 0.4, -0.6)
     left.axvspan(-of.margin, of.margin, color="0.9", zorder=0, label="alike")
     left.set_xlabel("loss minus that of bf16, nats", loc="right")  # beside long names it is longer than the axes
     left.locator_params(axis="x", nbins=5 if right else 3)

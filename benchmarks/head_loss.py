@@ -41,7 +41,7 @@ from mxstudy.train.runtime import configure_torch, resolve_device
 
 LEAST_ROUNDS = 9
 AT_ONCE = [2**exponent for exponent in (27, 28, 29, 30)]  # elements of a chunk of logits
-TILES = [TILE, Tile(1, 16384, 32), Tile(1, 8192, 16), Tile(1, 8192, 8), Tile(1, 4096, 8), Tile(1, 4096, 4)]
+TILES = [TILE, Tile(1, 16384, 16), Tile(1, 8192, 16), Tile(1, 8192, 8), Tile(1, 4096, 8), Tile(1, 4096, 4)]
 PLAIN = Linear(Gemms())
 
 

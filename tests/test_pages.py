@@ -54,7 +54,7 @@ SETTINGS = {  # numbers in a page's sentences that say how something was made or
     "moe": ("0.02", "0.1"),
     "mxnorm_equivalence": ("2.93", "0.026"),
     "olmes": ("2,900",),
-    "parts": ("128,256", "32,000", "32,768", "2,048", "1.28", "80 %"),
+    "parts": ("128,256", "32,000", "32,768", "2,048", "1.27", "80 %"),
     "recipe_23m": ("0.5", "0.005"),
     "side_by_side": ("1.7",),
     "shakespeare": ("1.47", "5,000"),

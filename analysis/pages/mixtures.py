@@ -6,7 +6,7 @@ from functools import partial
 
 import pandas as pd
 
-from analysis.pages.marks import Parts, commit_of, least_and_most, row, rows
+from analysis.pages.marks import Parts, benchmark, commit_of, least_and_most, row, rows
 from analysis.pages.step_cost import reading
 from mxstudy.results import markdown, plus_minus
 
@@ -95,6 +95,17 @@ def over(arm: str) -> str:
     return plus_minus(one["over_bf16"], one["over_bf16_spread"], ".1f")
 
 
+def loops(arm: str) -> str:
+    """Return how many times as long as the mixture in bf16 a loop over its experts takes, by measurement."""
+    return least_and_most(pd.Series([row(name, arm=arm)["over_bf16"] for name in MEASUREMENTS]), ".1f")
+
+
+def idle() -> str:
+    """Return the share of a profiled step in which no kernel runs, by arm."""
+    of = [benchmark(QUIET)["settings"]["waits"][arm] for arm in PROFILED]
+    return ", ".join(f"{100 * one['idle_ms'] / one['step_ms']:.0f}" for one in of) + " %"
+
+
 def waiting() -> str:
     cells = [
         (
@@ -137,6 +148,8 @@ MIXTURES: Parts = {
     **{f"{arm} of dense, by the spreads": partial(of_dense_by_spreads, arm) for arm in DENSE},
     **{f"{arm} of dense without waiting": partial(of_dense_without_waiting, arm) for arm in PROFILED[:2]},
     **{f"{arm} over the mixture": partial(over, arm) for arm in ("loop, bf16", "loop, mxfp8")},
+    **{f"loops, {precision}": partial(loops, f"loop, {precision}") for precision in ("bf16", "mxfp8")},
+    "idle": idle,
     "parameters": partial(millions, "experts, bf16", "parameters"),
     "active": partial(millions, "experts, bf16", "active_matmul_parameters"),
     "active of dense": partial(millions, "dense, bf16", "active_matmul_parameters"),

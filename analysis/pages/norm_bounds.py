@@ -6,7 +6,7 @@ from functools import cache, partial
 
 import pandas as pd
 
-from analysis.pages.marks import Parts, rows_of
+from analysis.pages.marks import Parts, least_and_most, rows_of
 from mxstudy import results
 
 CELL = ["input", "norm", "cast", "hadamard", "outer_scale"]
@@ -89,9 +89,9 @@ def shares() -> str:
 
 
 def changed(column: str) -> str:
-    """Return the most decibels by which the bound in place of the absmax lowers a column, over drawn inputs."""
-    lowered = pd.concat([spread(column, hadamard) for hadamard in (0, 16)])
-    return f"{(lowered['tensor'] - lowered['bound']).max():.2f}"
+    """Return by how many decibels the bound in place of the absmax changes a column of drawn inputs, least to most."""
+    both = pd.concat([spread(column, hadamard) for hadamard in (0, 16)])
+    return least_and_most(both["bound"] - both["tensor"], "+.2f")
 
 
 def looser(norm: str) -> str:
@@ -133,6 +133,8 @@ NORM_BOUNDS: Parts = {
     "small scales of ordinary rows": without_subnormal,
     "small scales, p=1, tensor": partial(share, SHARES[0], LARGE, "MXNorm p=1", 0, "tensor"),
     "small scales, p=1, bound": partial(share, SHARES[0], LARGE, "MXNorm p=1", 0, "bound"),
+    "small scales, RMSNorm, H16, tensor": partial(share, SHARES[0], LARGE, "RMSNorm", 16, "tensor"),
+    "small scales, RMSNorm, H16, bound": partial(share, SHARES[0], LARGE, "RMSNorm", 16, "bound"),
     "vanished, RMSNorm, H16, tensor": partial(share, SHARES[1], LARGEST, "RMSNorm", 16, "tensor"),
     "vanished, RMSNorm, H16, bound": partial(share, SHARES[1], LARGEST, "RMSNorm", 16, "bound"),
     "not finite": not_finite,

@@ -64,7 +64,7 @@ def rates(one: dict[str, Any]) -> tuple[str, ...]:
         f"{one['ms_of_step']:.2f}",
         f"{one['tb_per_s']:.2f}",
         f"{copied(one):.2f}",
-        f"{100 * of_fastest(one):.0f} %",
+        f"{100 * of_fastest(one):.1f} %",
     )
 
 
@@ -146,7 +146,7 @@ def casts() -> str:
 
 def share(part: str, name: str) -> str:
     """Return a part's rate, as we compute it now, over that of the fastest copy: '88 %'."""
-    return f"{100 * of_fastest(newest(part, name), name):.0f} %"
+    return f"{100 * of_fastest(newest(part, name), name):.1f} %"
 
 
 def smaller_tile_over_ours(gpu: str) -> str:

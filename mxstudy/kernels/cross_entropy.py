@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mxstudy.kernels.operators import Tile, ceil_power_of_two, launch
 
-TILE = Tile(1, 16384, 16)
+TILE = Tile(1, 16384, 32)
 
 
 def cross_entropy_(logits_TV: Tensor, targets_T: Tensor, scale: float | None = None) -> Tensor:
