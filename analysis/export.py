@@ -35,7 +35,8 @@ class Thinning:
     """Say how a table of one kind is thinned.
 
     `without` is a pattern: columns whose names contain it are left out. `single` keeps real numbers in single
-    precision. `coarse` columns keep 12 bits of a number, with which they take half the space. `last` keeps only each
+    precision. `coarse` columns, gradient norms and speeds, keep 12 bits
+    of a number, with which they take half the space. `last` keeps only each
     run's last measurement.
     """
 
@@ -156,8 +157,8 @@ def thinned(frame: pd.DataFrame, kind: str, every_steps: int) -> pd.DataFrame:
 
 def with_12_bits(numbers: pd.Series) -> pd.Series:
     """Return the nearest numbers whose mantissa has 12 bits: at most 2^-12 away, relative."""
-    mantissas, exponents = np.frexp(numbers)
-    return pd.Series(np.ldexp(np.round(mantissas * 2**12), exponents - 12), numbers.index, numbers.dtype)
+    mantissas, exponents = np.frexp(numbers.astype("float64"))
+    return pd.Series(np.ldexp(np.round(mantissas * 2**12), exponents - 12), numbers.index)
 
 
 if __name__ == "__main__":

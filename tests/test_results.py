@@ -152,6 +152,26 @@ def test_configs_of_all_runs_are_one_column_of_the_file(tmp_path: Path) -> None:
     assert_frame_equal(read_table(tmp_path / "runs.parquet")[0], frame)
 
 
+def test_keys_of_later_runs_and_a_replicas_own_are_read_again(tmp_path: Path) -> None:
+    later = pd.DataFrame([{"config.x": 1, "loss": 2.0}, {"config.x": 1, "loss": 3.0, "config.norm.p": 2.0}])
+    stack = pd.DataFrame({"config.x": [1, 1], "replica": [0, 1], "config.seed": [4, 5], "loss": [2.0, 3.0]})
+    none = later[:0]
+    for frame, names in ((later, ["config", "loss"]), (stack, ["config", "replica", "config.seed", "loss"])):
+        write_table(frame, tmp_path / "runs.parquet", {})
+        assert pq.read_schema(tmp_path / "runs.parquet").names == names
+        assert_frame_equal(read_table(tmp_path / "runs.parquet")[0], frame, check_like=True)
+    write_table(none, tmp_path / "runs.parquet", {})
+    assert list(read_table(tmp_path / "runs.parquet")[0]) == list(none)
+
+
+def test_a_column_that_is_called_config_is_another_one(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"config": ["1", "two"], "loss": [2.0, 3.0]})
+    write_table(frame, tmp_path / "probe.parquet", {})
+    assert_frame_equal(read_table(tmp_path / "probe.parquet")[0], frame)
+    with pytest.raises(ConfigError, match=r"a column config beside columns such as config\.x"):
+        write_table(frame.assign(**{"config.x": 1}), tmp_path / "probe.parquet", {})
+
+
 def test_a_path_is_a_folder_of_runs_or_what_tables_begin_with(tmp_path: Path, folders: list[RunFolder]) -> None:
     write_table(load_probe(folders, "histograms"), tmp_path / "kept_histograms.parquet", {})
     assert list(load([tmp_path / "kept"], "histograms")["step"]) == [7, 7]

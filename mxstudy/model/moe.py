@@ -227,20 +227,23 @@ def why_not_one_gemm(mixture: MixtureOfExperts, target: Target) -> str | None:
 def why_not_in_groups(linear: MXLinear) -> str | None:
     """Return why the operands of experts' linears cannot be cast for all experts at once, or None if they can.
 
-    Only X after a norm has a bound; anywhere else the cast takes each row's own scale in its place. In wgrad, whose
-    contraction axis is the tokens, a row is a column of X or dH.
+    Only X after a norm has a bound; anywhere else the cast takes each row's own scale in its place. The rows of wgrad's
+    operands are the columns of X and dH, because its contraction axis is the tokens.
     """
     for operand, cast in linear.gemms.casts():
         if cast.scale == "FP32":
             return f"the grouped GEMM has no FP32 block scales, and the experts' {operand} has them"
         takes_rows = cast.outer_scale == "row" or (cast.outer_scale == "bound" and not isinstance(linear, NormLinear))
         if takes_rows and operand.startswith("wgrad"):
-            return f"the grouped GEMM has no scale for each column, and the experts' {operand} has one"
+            return (
+                f"the grouped GEMM has no scale for each column, and the experts' {operand} has one; "
+                "outer_scale: tensor has one for each expert"
+            )
     return None
 
 
 def scaled_operand(mixture: MixtureOfExperts) -> str | None:
-    """Return the first operand whose scales are multiplied into the accumulator, each expert's own, or None."""
+    """Return the first operand with headroom, or with scales above its blocks' or FP32 ones, or None."""
     for linear in (mixture.up, mixture.w2):
         for operand, cast in linear.gemms.casts():
             is_above = cast.outer_scale != "none" or cast.scale == "FP32"

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from mxstudy.reader import ConfigError, one_line
+from mxstudy.reader import ConfigError, one_line, require
 from mxstudy.small_files import read_json
 from mxstudy.whole_files import replacing
 
 PROVENANCE = b"mxstudy.provenance"
 MIXED = b"mxstudy.mixed"  # columns with words among numbers are JSON, because a column of Parquet has one type
 CONFIG = "config"  # columns `config.<key>` are one column of JSON: several hundred columns cost more than their values
+ONE_CONFIG = b"mxstudy.config"  # in the metadata of a table with this column
+OF_REPLICAS = ("config.seed", "config.lr")
 COPY_IT = "copy it again, or make it again from the runs"
 
 
@@ -28,12 +29,14 @@ def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> 
     import pyarrow.parquet as pq
 
     about = json.dumps({key: value for key, value in provenance.items() if key != "code_files"}).encode()
-    frame = with_one_config(frame)
+    narrow = with_one_config(frame)
+    is_joined, frame = narrow is not frame, narrow
     mixed = mixed_columns(frame)
     table = pa.Table.from_pandas(
         frame.assign(**{name: frame[name].map(json.dumps) for name in mixed}), preserve_index=False
     )
     metadata = {PROVENANCE: about} | ({MIXED: json.dumps(mixed).encode()} if mixed else {})
+    metadata |= {ONE_CONFIG: b"1"} if is_joined else {}
     table = table.replace_schema_metadata(None)  # pandas' own is often larger than the rows
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     others = [name for name in table.column_names if name not in floats]
@@ -58,35 +61,30 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         metadata = table.schema.metadata or {}
         frame, mixed = table.to_pandas(), json.loads(metadata.get(MIXED, b"[]"))
         frame = frame.assign(**{name: frame[name].map(json.loads) for name in mixed})
-        return with_config_apart(frame), json.loads(metadata[PROVENANCE])
+        return with_config_apart(frame) if ONE_CONFIG in metadata else frame, json.loads(metadata[PROVENANCE])
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{path}: cannot be read as a table of runs ({one_line(error)}); {COPY_IT}") from error
 
 
 def with_one_config(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with a column `config`, the JSON of each row's columns `config.<key>`, in the place of these.
+    """Return the frame with one column `config`, each row's columns `config.<key>` as JSON, in the place of the first.
 
-    Columns `config.<key>` that stand behind others, such as a replica's seed, stay as they are.
+    A replica's own columns, in which it differs from the rest of its stack, stay as they are. Raises ConfigError if
+    there is another column `config`.
     """
-    names = list(frame)
-    at = next((place for place, name in enumerate(names) if is_of_config(name)), len(names))
-    keys = list(takewhile(is_of_config, names[at:]))
-    if not keys:
+    own = OF_REPLICAS if "replica" in frame else ()
+    keys = [name for name in frame if str(name).startswith(f"{CONFIG}.") and name not in own]
+    if not keys or frame.empty:
         return frame
+    require(CONFIG not in frame, f"a table cannot have a column {CONFIG} beside columns such as {keys[0]}; rename it")
     configs = frame[keys].astype(object).where(frame[keys].notna(), None).to_dict("records")
-    narrow = frame.drop(columns=keys)
-    narrow.insert(at, CONFIG, [json.dumps(config) for config in configs])
-    return narrow
-
-
-def is_of_config(name: str) -> bool:
-    return str(name).startswith(f"{CONFIG}.")
+    one = pd.Series([json.dumps(config) for config in configs], frame.index, name=CONFIG)
+    at, others = list(frame).index(keys[0]), frame.drop(columns=keys)
+    return pd.concat([others.iloc[:, :at], one, others.iloc[:, at:]], axis="columns")
 
 
 def with_config_apart(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame of `with_one_config` with the columns `config.<key>` again."""
-    if CONFIG not in frame:
-        return frame
+    """Return a frame of `with_one_config` with the columns `config.<key>` again, all in one place."""
     at, configs = list(frame).index(CONFIG), pd.DataFrame(frame[CONFIG].map(json.loads).tolist(), index=frame.index)
     return pd.concat([frame.iloc[:, :at], configs, frame.iloc[:, at + 1 :]], axis="columns")
 

@@ -108,11 +108,13 @@ class Study(ABC, Generic[C]):
     def newly_on(self, then: C, now: C) -> list[str]:
         """Return the keys of the measurements that are on in `now` and off in the run's earlier config `then`.
 
-        A probe's option that measures more, such as `probe.gradient_bias.by_operand`, counts as a measurement.
+        A probe's option that measures more, such as `probe.gradient_bias.by_operand`, counts as a measurement if it has
+        something to measure in this run.
         """
         earlier, watched = self.watched(then), self.watched(now)
         parts = [key for key, part in watched.items() if part.every_steps and not earlier[key].every_steps]
-        return parts + [f"{key}.{name}" for key, part in watched.items() for name in more_in(part, earlier[key])]
+        more = [f"{key}.{name}" for key, part in watched.items() for name in more_in(part, earlier[key])]
+        return parts + [key for key in more if key not in self.unused_settings(now)]
 
     def with_watched_of(self, then: C, now: C) -> C:
         """Return config `now` with all measurements of the earlier config `then`, which other sweeps still want."""

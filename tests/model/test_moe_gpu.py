@@ -40,7 +40,7 @@ def gradients(model: Decoder) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("norm", ["rmsnorm", "mxnorm"])
-@pytest.mark.parametrize("row", ["bf16", "mxfp8", "mx_mix", "mxfp4", "fp8_tensor"])
+@pytest.mark.parametrize("row", ["bf16", "mxfp8", "mx_mix", "mxfp4", "fp8_tensor", "nvfp4_forward_only"])
 def test_one_grouped_gemm_computes_what_the_loop_computes(norm: str, row: str) -> None:
     model = on_gpu(norm, row)
     assert all(mixture.is_grouped for mixture in mixtures_of(model).values())

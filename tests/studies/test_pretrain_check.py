@@ -14,6 +14,7 @@ from mxstudy.data import blends
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import plan
 from mxstudy.reader import ConfigError
+from mxstudy.studies import study_of
 
 pytestmark = pytest.mark.integration
 
@@ -110,7 +111,12 @@ def test_operands_cannot_be_told_apart_where_none_is_quantised(words: tuple[str,
     later = compose_job(*words, then, *by_operand)
     assert plan([later])
     assert len(plan([in_bf16, later])) == 2
-    assert plan([compose_job(*words, "precision=bf16", by_operand[0])])
+    without = compose_job(*words, "precision=bf16", by_operand[0])
+    assert plan([without])
+    before, baseline, arm = (read_run(job.values) for job in (without, in_bf16, later))
+    newly_on = study_of("pretrain").newly_on
+    assert newly_on(before, baseline) == []  # a finished baseline has nothing that it did not measure
+    assert newly_on(before, arm) == ["probe.gradient_bias.by_operand"]
 
 
 def test_a_prepared_corpus_that_is_long_enough_is_not(words: tuple[str, ...]) -> None:

@@ -160,8 +160,8 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> Bac
         scaled = next(filter(None, map(scaled_operand, mixtures_of(model).values())), None)
         require(
             scaled is None or config.probe.saturation.every_steps == 0,
-            f"probe.saturation.every_steps: it measures all experts together, but their {scaled} has an outer scale "
-            "for each; set it to 0",
+            f"probe.saturation.every_steps: it measures all experts together, and their {scaled} has scales or "
+            "headroom that it cannot divide by so; set it to 0",
         )
         for name, (norm, _) in norms_of(model).items() if config.probe.last_bin.every_steps else ():
             if norm.rounding is not None and norm.rounding.cast is not None:
