@@ -211,9 +211,8 @@ class Gemms:
 
     def __post_init__(self) -> None:
         for name, cast in self.casts():
-            forward = {"dgrad_w": self.forward_w, "wgrad_x": self.forward_x}.get(name)
             require(
-                cast.source == "high_precision" or forward is not None,
+                cast.source == "high_precision" or getattr(self, FORWARD_OF.get(name, ""), None) is not None,
                 f"{name}.source: the forward does not quantise this tensor; leave it out",
             )
             require(
@@ -259,5 +258,6 @@ class Gemms:
 
 
 # Selected by type, so a later field of another type is in neither table.
+FORWARD_OF = {"dgrad_w": "forward_w", "wgrad_x": "forward_x"}  # the operand that `source: forward` quantises again
 OPERANDS = tuple(f.name for f in fields(Gemms) if f.type == "Cast | None")
 TRANSFORMS = tuple(f.name for f in fields(Gemms) if f.type == "Hadamard | None")

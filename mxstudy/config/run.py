@@ -116,7 +116,8 @@ class Approximation(Run):
     `hidden_size`, `stds`, `rows`: sizes and standard deviations of the Gaussian rows of figure 2, left and middle, and
     of the bounds. `max_blocks`: the longest rows of figure 2, right, in blocks; rows grow in powers of two, and those
     of Theorem 1 up to 16 times as long. `elements`: elements of each tensor whose cast is measured. `precisions`:
-    precisions, by any name, whose recipes are measured operand by operand at the start of their schedules.
+    precisions, by any name, whose recipes are measured operand by operand at the start of their schedules. Bounds in
+    FP4 are those of MXFP4 and NVFP4, whatever `format`, `block_size` and `scale_rule` are.
     """
 
     study: Literal["approximation"] = "approximation"

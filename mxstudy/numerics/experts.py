@@ -46,7 +46,8 @@ _opaque_grouped_mm = library.custom_op("mxstudy::grouped_mm", _loop_of_products,
 
 
 @_opaque_grouped_mm.register_fake
-def _(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
+def empty_product(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
+    """Return an empty tensor of the product's shape."""
     return a.new_empty((a.shape[0], b.shape[-1]) if b.ndim == 3 else (len(ends_E), a.shape[0], b.shape[-1]))
 
 
@@ -84,7 +85,7 @@ def scaled_grouped_mm(a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: T
 
 @scaled_grouped_mm.register_fake
 def _(a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | None, ends_E: Tensor) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[-1]) if b.ndim == 3 else (len(ends_E), a.shape[0], b.shape[-1]))
+    return empty_product(a, b, ends_E)
 
 
 # ------------------------------------------------------------------------------------------------------- two ways

@@ -19,7 +19,7 @@ from typing import TypeAlias, TypeVar
 
 from torch import Tensor
 
-from mxstudy.config.casts import OPERANDS, Gemms
+from mxstudy.config.casts import FORWARD_OF, OPERANDS, Gemms
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear
 from mxstudy.probes import base
@@ -27,7 +27,6 @@ from mxstudy.probes.shadow import linears_of, shadow_gradients
 
 Gradients: TypeAlias = dict[str, Tensor]
 T = TypeVar("T")
-FORWARD_OF = {"dgrad_w": "forward_w", "wgrad_x": "forward_x"}  # what `source: forward` makes a backward operand from
 
 
 def of_each_operand(

@@ -128,8 +128,8 @@ def show_bounds(folder: RunFolder) -> Table:
 
 def show_norm_bounds(folder: RunFolder) -> Table:
     """Return the table of X in NVFP4, without a transform; the ratio is that of the bound and X's absmax."""
-    columns = ("norm", "ratio", "dB", "by bound", "< 2^-6", "by bound")
-    table = grid("X in NVFP4 under its absmax, or under the norm's bound", "input", *columns)
+    columns = ("norm", "ratio", "dB", "dB*", "< 2^-6", "< 2^-6*")
+    table = grid("X in NVFP4 under its absmax, or under the norm's bound (*)", "input", *columns)
     rows = results.load_table([folder], "norm_bounds").query("cast == 'NVFP4' and hadamard == 0")
     for cell, own in rows.groupby(["input", "norm"], sort=False):
         by_outer = own.set_index("outer_scale").loc[["tensor", "bound"]]
