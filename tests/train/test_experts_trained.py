@@ -126,7 +126,7 @@ def test_the_probe_says_what_the_routers_did(plain):
                 precision=tiny.precision((0, "fp8_tensor")),
                 probe=config.Probes(saturation=config.Saturation(every_steps=1)),
             ),
-            r"probe\.saturation\.every_steps: it measures all experts together, but their forward_x has an outer scale",
+            r"probe\.saturation\.every_steps: it measures all experts together, and their forward_x has scales",
         ),
         (
             replace(
