@@ -35,9 +35,8 @@ class Thinning:
     """Say how a table of one kind is thinned.
 
     `without` is a pattern: columns whose names contain it are left out. `single` keeps real numbers in single
-    precision. `coarse` columns, gradient norms and speeds, keep 12 bits
-    of a number, with which they take half the space. `last` keeps only each
-    run's last measurement.
+    precision. `coarse` columns, gradient norms and speeds, keep 12 bits of a number, with which they take half the
+    space. `last` keeps only each run's last measurement.
     """
 
     without: str | None = None

@@ -216,7 +216,7 @@ def made_twice(*sweeps: str) -> str:
 
 
 def price(claim: str, page: str) -> str:
-    """Return how many pairs would decide a claim, if mean and spread stay, and the runs that lack: '11 pairs (...)'."""
+    """Return how many pairs would decide a claim, if mean and spread stay: '11 pairs (12 more runs)'."""
     one, found = difference(claim, page)
     if found is None:
         return NOT_RUN

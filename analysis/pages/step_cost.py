@@ -28,14 +28,14 @@ from mxstudy.results import markdown, plus_minus
 
 READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # readings of the GPU
 SMALL = {"llama_1b_small": "small llama_1b", "llama_125m_small": "small llama_125m"}
-H200_CASES = tuple((model, "H200") for model in (*MODELS, *SMALL))
-FILES = {  # of the H200
-    **{model: name_of(model, GPU) for model in (*MODELS, *SMALL)},
-    "llama_1b, again": AGAIN["llama_1b", GPU],
-    "llama_125m, more arms": "train_step_h200_llama_125m_more_arms",
+MORE_ARMS = "train_step_h200_llama_125m_more_arms"
+FILES = {  # of the H200: {name on the page: model, file}
+    **{model: (model, name_of(model, GPU)) for model in (*MODELS, *SMALL)},
+    "llama_1b, again": ("llama_1b", AGAIN["llama_1b", GPU]),
+    "llama_125m, more arms": ("llama_125m", MORE_ARMS),
 }
-ALL_ARMS = {"llama_1b": FILES["llama_1b"], "llama_125m": FILES["llama_125m, more arms"]}
-CASES = (*H200_CASES, *((model, "H100") for model in MODELS))
+ALL_ARMS = {"llama_1b": name_of("llama_1b", GPU), "llama_125m": MORE_ARMS}
+CASES = (*((model, GPU) for model in (*MODELS, *SMALL)), *((model, "H100") for model in MODELS))
 
 
 class Limit(NamedTuple):
@@ -97,7 +97,7 @@ def limits() -> str:
     return markdown(columns, cells, left=columns[:2])
 
 
-def steps_in(name: str, model: str) -> str:
+def steps_in(model: str, name: str) -> str:
     """Return the table of a file on an H200, with a column for each reading of the GPU."""
     base = benchmark(name)["settings"]["baseline"]
     head = f"step of {SMALL.get(model, model)} on an {GPU}"
@@ -186,7 +186,7 @@ SAID = {  # {name of a part: model, GPU, arm, column}
 }
 TRAIN_STEP: Parts = {
     "limits": limits,
-    **{f"{said} on an H200": partial(steps_in, name, said.split(",")[0]) for said, name in FILES.items()},
+    **{f"{said} on an H200": partial(steps_in, *of) for said, of in FILES.items()},
     **{name: partial(of_arm, *where) for name, where in SAID.items()},
     **{f"torchao over bf16 as PyTorch compiles it, {model}": partial(over_inductor, model) for model in MODELS},
     "MLPs recomputed": recomputed,
@@ -196,7 +196,7 @@ TRAIN_STEP: Parts = {
     "recomputing, bf16": partial(slower, BF16_SOME, "over_bf16"),
     "recomputing, MXFP8": partial(slower, MXFP8_SOME, "over_mxfp8"),
     "by kernels": partial(by_kernels, {model: model for model in MODELS} | SMALL),
-    **{f"rounds of {said}": partial(rounds, name) for said, name in FILES.items()},
+    **{f"rounds of {said}": partial(rounds, name) for said, (_, name) in FILES.items()},
     **PROFILE,
     **MEMORY,
 }

@@ -145,7 +145,7 @@ def casts() -> str:
 
 
 def share(part: str, name: str) -> str:
-    """Return a part's rate, as we compute it now, over that of the fastest copy: '88 %'."""
+    """Return a part's rate, as we compute it now, over that of the fastest copy: '88.0 %'."""
     return f"{100 * of_fastest(newest(part, name), name):.1f} %"
 
 

@@ -257,7 +257,7 @@ class Gemms:
         return replace(self, **{name: cast.filled(settings) for name, cast in self.casts()})  # type: ignore[arg-type]
 
 
-# Selected by type, so a later field of another type is in neither table.
 FORWARD_OF = {"dgrad_w": "forward_w", "wgrad_x": "forward_x"}  # the operand that `source: forward` quantises again
+# Selected by type, so a later field of another type is in neither table.
 OPERANDS = tuple(f.name for f in fields(Gemms) if f.type == "Cast | None")
 TRANSFORMS = tuple(f.name for f in fields(Gemms) if f.type == "Hadamard | None")

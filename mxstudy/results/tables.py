@@ -16,27 +16,26 @@ PROVENANCE = b"mxstudy.provenance"
 MIXED = b"mxstudy.mixed"  # columns with words among numbers are JSON, because a column of Parquet has one type
 CONFIG = "config"  # columns `config.<key>` are one column of JSON: several hundred columns cost more than their values
 ONE_CONFIG = b"mxstudy.config"  # in the metadata of a table with this column
-OF_REPLICAS = ("config.seed", "config.lr")
+OF_REPLICAS = ("config.seed", "config.lr")  # in which the replicas of a stack differ
 COPY_IT = "copy it again, or make it again from the runs"
 
 
 def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> None:
     """Write the frame atomically as compressed Parquet, with its provenance, without `code_files`, in the metadata.
 
-    Columns `config.<key>` become one column `config`, the JSON of each row.
+    Columns `config.<key>` become one column `config` (`with_one_config`).
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     about = json.dumps({key: value for key, value in provenance.items() if key != "code_files"}).encode()
     narrow = with_one_config(frame)
-    is_joined, frame = narrow is not frame, narrow
-    mixed = mixed_columns(frame)
+    mixed = mixed_columns(narrow)
     table = pa.Table.from_pandas(
-        frame.assign(**{name: frame[name].map(json.dumps) for name in mixed}), preserve_index=False
+        narrow.assign(**{name: narrow[name].map(json.dumps) for name in mixed}), preserve_index=False
     )
     metadata = {PROVENANCE: about} | ({MIXED: json.dumps(mixed).encode()} if mixed else {})
-    metadata |= {ONE_CONFIG: b"1"} if is_joined else {}
+    metadata |= {ONE_CONFIG: b"1"} if narrow is not frame else {}
     table = table.replace_schema_metadata(None)  # pandas' own is often larger than the rows
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     others = [name for name in table.column_names if name not in floats]

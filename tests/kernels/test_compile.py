@@ -91,28 +91,29 @@ def test_cast_any_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> 
             assert not re.search(moved + r"b16", found["ptx"])
 
 
+def assert_pipelined(found: dict[str, Any]) -> None:
+    """Assert that a compiled product runs on tensor cores, loads ahead, and does not spill or fuse a scale."""
+    assert found["STACK"] == 0
+    assert "wgmma.mma_async" in found["ptx"]
+    assert "cp.async.cg.shared.global" in found["ptx"]
+    assert "fma.rn.f32" not in found["ptx"]
+    assert re.search(r"st\.global\S*\.v4\.b32", found["ptx"])
+
+
 def test_products_of_blocks_are_pipelined_and_stay_in_registers(tmp_path: Path) -> None:
     """They use tensor cores, however the operands lie in memory, and fuse no scale with the sum."""
     layouts = (["a_along", "b_down"], ["a_along", "b_along"], ["a_down", "b_along"])  # forward, dgrad, wgrad
     variants = [(layout, *tile) for layout in layouts for tile in TILES]
     for found in ahead("ahead_matmul_blocks.py", variants, tmp_path):
-        assert found["STACK"] == 0
-        assert "wgmma.mma_async" in found["ptx"]
-        assert "cp.async.cg.shared.global" in found["ptx"]
-        assert "fma.rn.f32" not in found["ptx"]
-        assert re.search(r"st\.global\S*\.v4\.b32", found["ptx"])
+        assert_pipelined(found)
 
 
 def test_grouped_products_run_on_tensor_cores_and_load_ahead(tmp_path: Path) -> None:
-    """As above. In wgrad a group's tokens need not fill the last tile, so the kernel loads them under a mask."""
+    """A group's tokens need not fill the last tile of wgrad, so the kernel loads them under a mask."""
     layouts = ((["a_along", "b_down"], True), (["a_along", "b_along"], True), (["a_down", "b_along"], False))
     variants = [(*layout, groups, *tile) for layout in layouts for groups in (1, 64) for tile in GROUPED_TILES]
     for found in ahead("ahead_scaled_grouped_mm.py", variants, tmp_path):
-        assert found["STACK"] == 0
-        assert "wgmma.mma_async" in found["ptx"]
-        assert "cp.async.cg.shared.global" in found["ptx"]
-        assert "fma.rn.f32" not in found["ptx"]
-        assert re.search(r"st\.global\S*\.v4\.b32", found["ptx"])
+        assert_pipelined(found)
 
 
 def test_the_absmax_meets_only_at_the_end_of_a_tile(tmp_path: Path) -> None:

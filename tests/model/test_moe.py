@@ -125,7 +125,7 @@ def test_one_grouped_gemm_has_the_bits_of_the_loop(norm, row):
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["nvfp4", "nvfp4_four_over_six"])
 def test_one_grouped_gemm_has_the_bits_of_the_loop_in_nvfp4(name):
-    """In all parts of the recipe: square blocks, stochastic rounding, a transform, a scale for each expert."""
+    """Compare whole recipes: square blocks, stochastic rounding, a transform, a scale for each expert."""
     precision = of_file(name)
     model = Decoder(MOE, NORMS["rmsnorm"], precision.settings, torch.bfloat16)
     model.init_weights(0)

@@ -94,7 +94,7 @@ def test_a_linear_is_that_of_the_formulas(operand: str) -> None:
 
 
 def test_the_values_of_one_weight_are_those_of_numpy() -> None:
-    """With X of wgrad quantised, forward and output gradients are those without a cast."""
+    """Forward and output gradients are those without a cast when X of wgrad is quantised."""
     run, _ = tiny.build(replace(tiny.CONFIG, norm=tiny.RMSNORM))
     sequence, name = run.first_sequence(0), "layers.1.feed_forward.w2"
     values = by_operand(run.model, sequence)
