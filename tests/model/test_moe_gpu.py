@@ -21,7 +21,7 @@ LARGE = replace(MOE, hidden_size=256, ffn_size=128, moe=replace(MOE.moe, num_exp
 
 
 def on_gpu(norm: str, row: str, compiled: bool = False) -> Decoder:
-    precision = plan(row)
+    precision = plan(row, block_size=16 if row.startswith("nvfp4") else 32)
     model = Decoder(LARGE, NORMS[norm], precision.settings, torch.bfloat16).to(DEVICE)
     model.init_weights(0)
     apply_precision(model, precision, 0, "bf16", DEVICE, compiled=compiled)
