@@ -34,24 +34,24 @@ RUN = ("fingerprint", "replica", "fork")  # columns that tell one curve from ano
 class Thinning:
     """Say how a table of one kind is thinned.
 
-    `without` is a pattern: columns whose names contain it are left out. `single` keeps real numbers in single
-    precision. `coarse` columns, gradient norms and speeds, keep 12 bits of a number, with which they take half the
-    space. `last` keeps only each run's last measurement.
+    `without` and `coarse` are patterns: columns whose names contain the first are left out, and of those that contain
+    the second 12 bits of a number are kept, with which they take half the space. `single` keeps real numbers in single
+    precision. `last` keeps only each run's last measurement.
     """
 
     without: str | None = None
     single: bool = False
-    coarse: tuple[str, ...] = ()
+    coarse: str | None = None
     last: bool = False
 
 
 OF_OPERAND = r"/(forward|dgrad|wgrad)_\w+/ratio$"
 RULES = {
     "runs": Thinning(without=r"^config\.precisions\."),
-    "metrics": Thinning(without="^time_s$", single=True, coarse=("grad_norm", "tokens_per_s", "mfu")),
-    "fork_metrics": Thinning(single=True, coarse=("grad_norm",)),
+    "metrics": Thinning(without="^time_s$", single=True, coarse="^(grad_norm|tokens_per_s|mfu)$"),
+    "fork_metrics": Thinning(single=True, coarse="^grad_norm$"),
     "samples": Thinning(without="^(contexts|continuations|nats|alone)$", single=True),  # the first two are not ours
-    "saturation": Thinning(without="(_gaussian|/max_fraction|/scale_exponent_(mean|min|max))$", single=True),
+    "saturation": Thinning("(_gaussian|/max_fraction|/scale_exponent_(mean|min|max))$", single=True, coarse="/"),
     "gradient_bias": Thinning(without=rf"^layers\.(?!.*{OF_OPERAND}).*/(?!cosine$)\w+$", single=True),
     "coupled_gradient_bias": Thinning(without=r"^layers\.", single=True),
     "last_bin": Thinning(without="/(literal_fraction|rceil/.*|floor/max_fraction|std|min|max)$", single=True),
@@ -148,7 +148,10 @@ def thinned(frame: pd.DataFrame, kind: str, every_steps: int) -> pd.DataFrame:
         kept = frame["step"] == steps.transform("max")
         since = frame["step"] - (steps.transform("min") if kind == "fork_metrics" else 0)
         frame = frame[kept if rule.last else kept | (since % every_steps == 0)]
-    frame = frame.assign(**{name: with_12_bits(frame[name]) for name in rule.coarse if name in frame})
+    if rule.coarse:
+        frame = frame.assign(
+            **{str(name): with_12_bits(column) for name, column in frame.filter(regex=rule.coarse).items()}
+        )
     if rule.single:
         frame = frame.astype(dict.fromkeys(frame.select_dtypes("float64").columns, "float32"))
     return frame.reset_index(drop=True)

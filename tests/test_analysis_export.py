@@ -38,6 +38,18 @@ def test_gradient_norms_of_a_curve_keep_12_bits() -> None:
     pd.testing.assert_frame_equal(export.thinned(kept, "metrics", 1), kept)
 
 
+def test_noise_and_fractions_of_operands_keep_12_bits() -> None:
+    names = [
+        f"layers.{layer}.attention.wo/forward_x/{what}" for layer in (0, 1) for what in ("sqnr_db", "overflow_fraction")
+    ]
+    table = pd.DataFrame({"fingerprint": ["a"], "step": [200]} | {name: [np.pi] for name in names})
+    kept = export.thinned(table, "saturation", 1)
+    assert kept[names].to_numpy().tolist() == [[round(np.pi * 2**10) / 2**10] * 4]
+    assert list(kept["step"]) == [200]
+    whole = export.thinned(table, "gradient_bias", 1)
+    assert list(whole) == ["fingerprint", "step"]
+
+
 def test_curves_of_forks_are_thinned_from_their_first_step() -> None:
     forks = [pd.DataFrame({"fingerprint": "a", "fork": n, "step": range(at, at + 41)}) for n, at in ((0, 7), (1, 15))]
     kept = export.thinned(pd.concat(forks), "fork_metrics", 20)

@@ -6,6 +6,7 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -170,6 +171,22 @@ def test_a_column_that_is_called_config_is_another_one(tmp_path: Path) -> None:
     assert_frame_equal(read_table(tmp_path / "probe.parquet")[0], frame)
     with pytest.raises(ConfigError, match=r"a column config beside columns such as config\.x"):
         write_table(frame.assign(**{"config.x": 1}), tmp_path / "probe.parquet", {})
+
+
+def test_a_probes_numbers_are_a_list_in_each_row_of_the_file(tmp_path: Path) -> None:
+    numbers = {"layers.0.w2/sqnr_db": [18.5, math.nan], "layers.1.w2/sqnr_db": [math.inf, -0.0]}
+    frame = pd.DataFrame({"step": [0, 200]} | {name: np.float32(values) for name, values in numbers.items()})
+    frame["model/cost_ms"] = [1.1, 2.2]  # in double precision
+    write_table(frame, tmp_path / "probe.parquet", {})
+    assert pq.read_schema(tmp_path / "probe.parquet").names == ["step", "names", "values", "model/cost_ms"]
+    again = read_table(tmp_path / "probe.parquet")[0]
+    assert_frame_equal(again, frame, check_exact=True)
+    assert np.signbit(again["layers.1.w2/sqnr_db"][1])
+    write_table(pd.concat([frame] * 501), tmp_path / "long.parquet", {})
+    assert pq.read_schema(tmp_path / "long.parquet").names == list(frame)
+    for taken in ("names", "values"):
+        with pytest.raises(ConfigError, match=f"a column {taken} beside columns such as layers.0.w2/sqnr_db"):
+            write_table(frame.assign(**{taken: 1}), tmp_path / "probe.parquet", {})
 
 
 def test_a_path_is_a_folder_of_runs_or_what_tables_begin_with(tmp_path: Path, folders: list[RunFolder]) -> None:

@@ -26,6 +26,7 @@ MIXTURE = Question(
     (),
 )
 LAST = 780  # the last step at which the routing was measured
+SHOWN_STEPS = (0, 1, 3, 5, 7, 15, 31, 59)  # of the run on one GPU and on two
 
 
 def pairs() -> pd.Series:
@@ -79,6 +80,27 @@ def routing() -> str:
     return markdown(columns, cells, left=["arm"])
 
 
+def on_two_gpus() -> str:
+    """Return the table of the losses of a run of one config on one GPU and on two, by step."""
+    one, two = (rows_of("metrics", f"moe_on_{gpus}").set_index("step")["loss"] for gpus in ("one", "two"))
+    cells = [
+        (
+            f"{step + 1}",
+            f"{one[step]:.4f}",
+            f"{two[step]:.4f}",
+            f"{two[step] - one[step]:+.2g}" if two[step] != one[step] else "0",
+        )
+        for step in SHOWN_STEPS
+    ]
+    return markdown(["step", "loss, one GPU", "loss, two GPUs", "two minus one"], cells, left=[])
+
+
+def apart_on_two_gpus() -> str:
+    """Return the final validation loss on two GPUs minus that on one."""
+    one, two = (rows_of("validation", f"moe_on_{gpus}")["validation_loss"].iloc[-1] for gpus in ("one", "two"))
+    return f"{two - one:+.3f}"
+
+
 MOE: Parts = {
     **parts(MIXTURE.sweep),
     "arms": partial(arms, MIXTURE),
@@ -89,5 +111,7 @@ MOE: Parts = {
     "pairs within": within,
     "mean": lambda: f"{100 * pairs().mean():+.2f} %",
     "least and most": lambda: f"{100 * pairs().min():+.2f} to {100 * pairs().max():+.2f} %",
+    "on two GPUs": on_two_gpus,
+    "apart on two GPUs": apart_on_two_gpus,
     "mean without the largest": lambda: f"{100 * pairs().sort_values().iloc[:-1].mean():+.2f} %",
 }

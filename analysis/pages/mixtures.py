@@ -20,6 +20,12 @@ ARMS = {
     "dense, mxfp8": "dense model, MXFP8",
 }
 
+OF_TENSORS = {  # arms whose operands have one scale for each expert's tensor, from a GPU with other trainings on it
+    "experts, fp8_tensor": "mixture, fp8_tensor",
+    "loop, fp8_tensor": "expert after expert, fp8_tensor",
+    "dense, fp8_tensor": "dense model, fp8_tensor",
+}
+SHARED = "experts_shared"
 QUIET = "experts"  # the measurement on a quiet host
 DENSE = {  # {arm: that of the dense model in the same precision}
     "experts, bf16": "dense, bf16",
@@ -31,6 +37,7 @@ MEASUREMENTS = {
     "experts_earlier": "earlier, on an H100 of a busy host",
     "experts_busy": "on an H100 of a busy host",
     "experts_busy_again": "later, on an H100 of a busy host",
+    SHARED: "on an H100, beside two trainings on the same GPU",
     "experts_h200_before": "on an H200, a benchmark on another GPU of its host",
     QUIET: "above, on an H200 with nothing else on its host",
 }
@@ -62,6 +69,22 @@ def steps() -> str:
         "power, W, least / median / largest",
     ]
     return markdown(columns, cells, left=columns[:1])
+
+
+def steps_of_tensors() -> str:
+    cells = []
+    for arm, said in OF_TENSORS.items():
+        one = row(SHARED, arm=arm)
+        cells.append((said, plus_minus(one["step_ms"], one["spread_ms"], ".0f"), f"{one['mfu_over_dense']:.2f}"))
+    return markdown(
+        ["step of moe_200m", "ms, +- half the quartiles' range", "MFU over dense"], cells, left=["step of moe_200m"]
+    )
+
+
+def loop_over_grouped() -> str:
+    """Return how many times as long as the grouped step that of the loop over experts takes, with scales of tensors."""
+    grouped, loop = (row(SHARED, arm=f"{how}, fp8_tensor")["step_ms"] for how in ("experts", "loop"))
+    return f"{loop / grouped:.1f}"
 
 
 def of_dense(arm: str) -> str:
@@ -149,6 +172,8 @@ MIXTURES: Parts = {
     **{f"{arm} of dense without waiting": partial(of_dense_without_waiting, arm) for arm in PROFILED[:2]},
     **{f"{arm} over the mixture": partial(over, arm) for arm in ("loop, bf16", "loop, mxfp8")},
     **{f"loops, {precision}": partial(loops, f"loop, {precision}") for precision in ("bf16", "mxfp8")},
+    "steps of tensors": steps_of_tensors,
+    "loop over grouped": loop_over_grouped,
     "idle": idle,
     "parameters": partial(millions, "experts, bf16", "parameters"),
     "active": partial(millions, "experts, bf16", "active_matmul_parameters"),

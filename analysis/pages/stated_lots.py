@@ -314,9 +314,14 @@ FP4: Parts = {
         )
         for arm in (blocks, f"{blocks}, four over six")
     },
+    "transform of wgrad": partial(described, "fp4_signs", "all +1", "none"),
+    "no transform over bf16": partial(over_bf16, BY_FP4_SWEEP["fp4_signs"], "none"),
+    "random signs": partial(described, "fp4_signs", "by call", "all +1"),
+    "signs after the transform": partial(described, "fp4_signs", "by call, after", "all +1"),
+    "made on both kinds": partial(made_twice, "fp4_signs", "fp4_where"),
     **{
         f"price of {claim}": partial(price, claim, FP4_PAGE)
-        for claim in ("fp4-tail-first", "fp4-four-over-six-rows", "fp4-four-over-six-squares")
+        for claim in ("fp4-tail-first", "fp4-four-over-six-rows", "fp4-four-over-six-squares", "fp4-signs-harm")
     },
     **{f"arms of {of.sweep}": partial(arms, of) for of in QUESTIONS},
     **{

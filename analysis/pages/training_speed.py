@@ -243,7 +243,15 @@ def gathered_bytes(how: str) -> str:
     return found
 
 
+def gathered_losses() -> str:
+    """Return in how many digits the losses agree of runs with deterministic sums, or that they are equal bit by bit."""
+    bf16, mx = (row("all_gather_deterministic", all_gather=how)["loss"] for how in GATHERED)
+    return "the same loss, bit for bit" if bf16 == mx else f"losses that differ by {abs(bf16 - mx):.1g}"
+
+
 ALL_GATHER: Parts = {
+    "losses": gathered_losses,
+    "loss": lambda: f"{row('all_gather_deterministic', all_gather='mx')['loss']:.6f}",
     "cases": gathering,
     "longer": longer,
     **{f"bytes, {how}": partial(gathered_bytes, how) for how in GATHERED},

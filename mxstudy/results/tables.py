@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from mxstudy.reader import ConfigError, one_line, require
@@ -16,6 +17,9 @@ PROVENANCE = b"mxstudy.provenance"
 MIXED = b"mxstudy.mixed"  # columns with words among numbers are JSON, because a column of Parquet has one type
 CONFIG = "config"  # columns `config.<key>` are one column of JSON: several hundred columns cost more than their values
 ONE_CONFIG = b"mxstudy.config"  # in the metadata of a table with this column
+VALUES, NAMES = "values", "names"  # a probe's columns, such as `layers.0.w2/forward_x/sqnr_db`, are one list in a row
+ONE_LIST = b"mxstudy.values"  # in the metadata of a table with these two columns
+LONG = 1000  # rows of a table whose columns stay apart: they cost less then than what lists compress worse
 OF_REPLICAS = ("config.seed", "config.lr")  # in which the replicas of a stack differ
 COPY_IT = "copy it again, or make it again from the runs"
 
@@ -23,22 +27,26 @@ COPY_IT = "copy it again, or make it again from the runs"
 def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> None:
     """Write the frame atomically as compressed Parquet, with its provenance, without `code_files`, in the metadata.
 
-    Columns `config.<key>` become one column `config` (`with_one_config`).
+    Columns `config.<key>` become one column `config` (`with_one_config`), a probe's numbers one column of lists
+    (`with_one_list`).
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     about = json.dumps({key: value for key, value in provenance.items() if key != "code_files"}).encode()
-    narrow = with_one_config(frame)
+    one_config = with_one_config(frame)
+    narrow = with_one_list(one_config)
     mixed = mixed_columns(narrow)
     table = pa.Table.from_pandas(
         narrow.assign(**{name: narrow[name].map(json.dumps) for name in mixed}), preserve_index=False
     )
     metadata = {PROVENANCE: about} | ({MIXED: json.dumps(mixed).encode()} if mixed else {})
-    metadata |= {ONE_CONFIG: b"1"} if narrow is not frame else {}
+    metadata |= {ONE_CONFIG: b"1"} if one_config is not frame else {}
+    metadata |= {ONE_LIST: b"1"} if narrow is not one_config else {}
     table = table.replace_schema_metadata(None)  # pandas' own is often larger than the rows
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
-    others = [name for name in table.column_names if name not in floats]
+    others = [name for name in table.column_names if name not in floats and name != VALUES]
+    floats += [f"{VALUES}.list.element"] if narrow is not one_config else []
     smaller = {"use_dictionary": others, "use_byte_stream_split": floats} if floats else {}  # saves a quarter to a half
     how = {
         "compression": "zstd",
@@ -60,6 +68,7 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         metadata = table.schema.metadata or {}
         frame, mixed = table.to_pandas(), json.loads(metadata.get(MIXED, b"[]"))
         frame = frame.assign(**{name: frame[name].map(json.loads) for name in mixed})
+        frame = with_values_apart(frame) if ONE_LIST in metadata else frame
         return with_config_apart(frame) if ONE_CONFIG in metadata else frame, json.loads(metadata[PROVENANCE])
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{path}: cannot be read as a table of runs ({one_line(error)}); {COPY_IT}") from error
@@ -86,6 +95,29 @@ def with_config_apart(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame of `with_one_config` with the columns `config.<key>` again, all in one place."""
     at, configs = list(frame).index(CONFIG), pd.DataFrame(frame[CONFIG].map(json.loads).tolist(), index=frame.index)
     return pd.concat([frame.iloc[:, :at], configs, frame.iloc[:, at + 1 :]], axis="columns")
+
+
+def with_one_list(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with a list of each row's values of a probe, float32, in the place of their columns.
+
+    The names of these columns are a list in the first row of another column. Raises ConfigError if there already is a
+    column of either name.
+    """
+    names = [name for name, dtype in frame.dtypes.items() if "/" in str(name) and dtype == "float32"]
+    if len(names) < 2 or frame.empty or len(frame) > LONG:
+        return frame
+    for taken in {VALUES, NAMES} & {*frame}:
+        raise ConfigError(f"a table cannot have a column {taken} beside columns such as {names[0]}; rename it")
+    one = pd.DataFrame({NAMES: [names] + [None] * (len(frame) - 1), VALUES: [*frame[names].to_numpy()]}, frame.index)
+    at, others = list(frame).index(names[0]), frame.drop(columns=names)
+    return pd.concat([others.iloc[:, :at], one, others.iloc[:, at:]], axis="columns")
+
+
+def with_values_apart(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame of `with_one_list` with a probe's columns again, all in one place."""
+    at, others = list(frame).index(NAMES), frame.drop(columns=[NAMES, VALUES])
+    values = pd.DataFrame(np.stack(frame[VALUES]), index=frame.index, columns=[*frame[NAMES].iloc[0]])
+    return pd.concat([others.iloc[:, :at], values, others.iloc[:, at:]], axis="columns")
 
 
 def mixed_columns(frame: pd.DataFrame) -> list[str]:
