@@ -63,7 +63,7 @@ SETTINGS = {  # numbers in a page's sentences that say how something was made or
     "student_ablations": ("0.22", "-0.22", "0.9", "2,048", "6,000", "8,500", "9,000"),
     "student_figures": ("1 %", "75 %", "0.875", "1,200", "4,800", "8,900", "2,000", "0.5"),
     "student_teacher": ("0.88", "1,000", "1,500", "2,000", "6,500", "8,500", "9,000"),
-    "train_step": ("32,000",),
+    "train_step": ("4.8", "32,000"),
 }
 
 

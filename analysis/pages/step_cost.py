@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from analysis.pages.marks import Parts, benchmark, row, rows
+from analysis.pages.step_floor import FLOORS
 from analysis.pages.step_memory import MEMORY, SOME
-from analysis.pages.step_parts import left_over
 from analysis.pages.step_profile import (
     AGAIN,
     BF16,
@@ -191,12 +191,12 @@ TRAIN_STEP: Parts = {
     **{f"torchao over bf16 as PyTorch compiles it, {model}": partial(over_inductor, model) for model in MODELS},
     "MLPs recomputed": recomputed,
     "together": together,
-    "saved": left_over,
     "full checkpointing": partial(slower, FULL, "over_bf16"),
     "recomputing, bf16": partial(slower, BF16_SOME, "over_bf16"),
     "recomputing, MXFP8": partial(slower, MXFP8_SOME, "over_mxfp8"),
     "by kernels": partial(by_kernels, {model: model for model in MODELS} | SMALL),
     **{f"rounds of {said}": partial(rounds, name) for said, (_, name) in FILES.items()},
     **PROFILE,
+    **FLOORS,
     **MEMORY,
 }

@@ -37,7 +37,6 @@ BF16, MXFP8, NO_RANDOM, NVFP4 = ARMS
 MXNORM = "mxfp8, mxnorm_p2"
 CASTING = ("casts alone", "SwiGLU, with casts", "rotary embedding, with casts", "norms, with casts")
 BUSY = ("GEMMs", "attention")
-ALONE = "MFU if a step took as long as its kernels"
 DATA_SHEET_MHZ = 1830  # 989e12 = 132 SMs * 4096 FLOPs a clock * 1830 MHz, the boost clock of NVIDIA's H100 white paper
 
 
@@ -202,7 +201,7 @@ class Budget(NamedTuple):
                 f"{rates['attention']:.0f}, {rates['attention'] / peak:.2f}"
             ),
             "MFU as measured": f"{self.of_row['mfu']:.3f}",
-            ALONE: f"{self.mfu_in(self.busy_ms + self.rest_ms):.3f}",
+            "MFU if a step took as long as its kernels": f"{self.mfu_in(self.busy_ms + self.rest_ms):.3f}",
             "MFU if all but GEMMs and attention took no time": f"{self.mfu_in(self.busy_ms):.3f}",
             "MFU to be reached": f"{self.least_mfu:g}",
             "ms that this leaves to all but GEMMs and attention": f"{self.allowed_ms - self.busy_ms:.1f}",
@@ -247,10 +246,6 @@ def by_kernels(cases: Mapping[str, str]) -> str:
     columns = ["as timed", "by kernels", "if only casts were added", "if they ran as fast as a copy"]
     columns += ["GEMMs and attention, ms more", "no kernel runs, ms", "in bf16, ms"]
     return markdown([head, *columns], cells, left=[head])
-
-
-def of_budget(model: str, what: str) -> str:
-    return Budget(model).cells()[what]
 
 
 def without_a_kernel(arms: Sequence[str]) -> str:
@@ -308,5 +303,4 @@ PROFILE: Parts = {
     "ms allowed to NVFP4": allowed,
     "without a kernel": partial(without_a_kernel, (BF16, MXFP8)),
     "without a kernel, NVFP4": partial(without_a_kernel, (NVFP4,)),
-    "MFU of the kernels alone, llama_125m": partial(of_budget, "llama_125m", ALONE),
 }
