@@ -32,6 +32,7 @@ from mxstudy.model.moe import mixtures_of, scaled_operand
 from mxstudy.model.precision import apply_precision, check_starts, check_tokens
 from mxstudy.model.vector_settings import norms_of
 from mxstudy.probes.gain_casts import check_gain_cast
+from mxstudy.probes.shadow import linears_of
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies.folders import check_folder
 from mxstudy.studies.pretrain.built import build_model, sampling_of
@@ -114,16 +115,25 @@ def by_model(config: Pretrain) -> Keyed[Pretrain]:
     return Keyed(repr((config.model, config.norm, config.precision, train, probes)), config)
 
 
-class Backends(NamedTuple):
-    """The blocks' backends over a precision schedule, and the lines that describe those with a reason."""
+def is_quantised(config: Pretrain) -> bool:
+    """Return whether a linear quantises an operand in any row of the schedule. Raises ConfigError as `check_model`."""
+    return check_model(by_model(config), resolve_device(config.train.device), 1).is_quantised
+
+
+class AppliedSchedule(NamedTuple):
+    """The blocks' backends over a precision schedule, and the lines that describe those with a reason.
+
+    `is_quantised`: whether a linear quantises an operand in any row.
+    """
 
     backends: str | None
     notes: list[str]
+    is_quantised: bool
 
 
 @functools.cache  # building a model takes 10 ms, and most jobs of a sweep have the same
-def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> Backends:
-    """Check model, norm, precision and train against each other. Return the blocks' backends over the schedule.
+def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> AppliedSchedule:
+    """Check model, norm, precision and train against each other. Return what the schedule makes of the model.
 
     Raises ConfigError.
     """
@@ -131,6 +141,7 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> Bac
     backends: list[tuple[int, str | None]] = []
     notes: list[str] = []
     widths: list[dict[str, Width]] = []
+    quantises = False
     with torch.device("meta"), naming_a_size():
         model = build_model(config)
     share = len(rows_of_rank(config.train, 0, ranks))
@@ -155,6 +166,7 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> Bac
                 f"precision.schedule from step {row.from_step} on has another; give all rows formats of as many bits "
                 f"in equal blocks, or {ELSE}",
             )
+        quantises = quantises or any(any(linear.gemms.casts()) for linear in linears_of(model).values())
         backends.append((row.from_step, all_backends(backends_of(model).values())))
         notes += [line for line in describe_backends(model) if line.endswith(")")]
         scaled = next(filter(None, map(scaled_operand, mixtures_of(model).values())), None)
@@ -167,7 +179,7 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> Bac
             if norm.rounding is not None and norm.rounding.cast is not None:
                 check_gain_cast(name, norm.rounding.cast, "precision.gain")
         check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
-    return Backends(backends_by_step(backends), list(dict.fromkeys(notes)))
+    return AppliedSchedule(backends_by_step(backends), list(dict.fromkeys(notes)), quantises)
 
 
 @functools.cache  # a sweep has many jobs of one tokenizer
