@@ -28,7 +28,7 @@ from mxstudy.model.all_gather import ELSE, Width, check_all_gather
 from mxstudy.model.backends import backends_of, describe_backends
 from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.fused_block import recompute_mlps
-from mxstudy.model.moe import mixtures_of, scaled_operand
+from mxstudy.model.moe import mixtures_of, scaled_by_columns
 from mxstudy.model.precision import apply_precision, check_starts, check_tokens
 from mxstudy.model.vector_settings import norms_of
 from mxstudy.probes.gain_casts import check_gain_cast
@@ -169,11 +169,12 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> App
         quantises = quantises or any(any(linear.gemms.casts()) for linear in linears_of(model).values())
         backends.append((row.from_step, all_backends(backends_of(model).values())))
         notes += [line for line in describe_backends(model) if line.endswith(")")]
-        scaled = next(filter(None, map(scaled_operand, mixtures_of(model).values())), None)
+        experts = (scaled_by_columns(mixture.up, mixture.w2) for mixture in mixtures_of(model).values())
+        columns = next(filter(None, experts), None)
         require(
-            scaled is None or config.probe.saturation.every_steps == 0,
-            f"probe.saturation.every_steps: it measures all experts together, and their {scaled} has scales or "
-            "headroom that it cannot divide by so; set it to 0",
+            columns is None or config.probe.saturation.every_steps == 0,
+            f"probe.saturation.every_steps: it casts all experts at once, and their {columns} has a scale for each "
+            "column of an expert; set it to 0, or take outer_scale: tensor, one for each expert",
         )
         for name, (norm, _) in norms_of(model).items() if config.probe.last_bin.every_steps else ():
             if norm.rounding is not None and norm.rounding.cast is not None:
