@@ -225,28 +225,27 @@ def why_not_one_gemm(mixture: MixtureOfExperts, target: Target) -> str | None:
 
 
 def why_not_in_groups(linear: MXLinear) -> str | None:
-    """Return why the operands of experts' linears cannot be cast for all experts at once, or None if they can.
+    """Return why the operands of experts' linears cannot be cast for all experts at once, or None if they can."""
+    for operand, cast in linear.gemms.casts():
+        if cast.scale == "FP32":
+            return f"the grouped GEMM has no FP32 block scales, and the experts' {operand} has them"
+    if columns := scaled_by_columns(linear):
+        return (
+            f"the grouped GEMM has no scale for each column, and the experts' {columns} has one; "
+            "outer_scale: tensor has one for each expert"
+        )
+    return None
+
+
+def scaled_by_columns(*linears: MXLinear) -> str | None:
+    """Return the first operand of experts' linears that has an outer scale for each column of an expert, or None.
 
     Only X after a norm has a bound; anywhere else the cast takes each row's own scale in its place. The rows of wgrad's
     operands are the columns of X and dH, because its contraction axis is the tokens.
     """
-    for operand, cast in linear.gemms.casts():
-        if cast.scale == "FP32":
-            return f"the grouped GEMM has no FP32 block scales, and the experts' {operand} has them"
-        takes_rows = cast.outer_scale == "row" or (cast.outer_scale == "bound" and not isinstance(linear, NormLinear))
-        if takes_rows and operand.startswith("wgrad"):
-            return (
-                f"the grouped GEMM has no scale for each column, and the experts' {operand} has one; "
-                "outer_scale: tensor has one for each expert"
-            )
-    return None
-
-
-def scaled_operand(mixture: MixtureOfExperts) -> str | None:
-    """Return the first operand with headroom, or with scales above its blocks' or FP32 ones, or None."""
-    for linear in (mixture.up, mixture.w2):
+    for linear in linears:
+        by_row = ("row",) if isinstance(linear, NormLinear) else ("row", "bound")
         for operand, cast in linear.gemms.casts():
-            is_above = cast.outer_scale != "none" or cast.scale == "FP32"
-            if is_above or (cast.scale == "E8M0" and cast.headroom != 1):
+            if operand.startswith("wgrad") and cast.outer_scale in by_row:
                 return operand
     return None

@@ -70,11 +70,15 @@ def has_no_scale(quantized: Quantized) -> Tensor:
     return tiles.join(is_zero.expand(tiles.split(quantized.values, pad=True).shape))
 
 
-def subnormal_scale_fraction(quantized: Quantized) -> Tensor:
+def subnormal_scale_fraction(quantized: Quantized, x: Tensor) -> Tensor:
     """Return the fraction of blocks whose E4M3 scale is below the least normal one, 2^-6: it has fewer bits, or is 0.
 
-    The inference chain raises such scales to 2^-6, so it has none. Scales in other formats are never subnormal.
+    Blocks of zeros are not counted; without any other it is NaN. The inference chain raises such scales to 2^-6, so it
+    has none. Scales in other formats are never subnormal.
     """
     if quantized.scales.dtype != torch.float8_e4m3fn:
         return torch.zeros((), dtype=torch.float64, device=quantized.values.device)
-    return (to_dtype(quantized.scales, torch.float32) < 2.0 ** FORMATS["E4M3"].emin).double().mean()
+    tiles = Tiles(x.shape, quantized.axis, quantized.block_size, quantized.two_dimensional)
+    counts = tiles.squeeze((tiles.split(x, pad=True) != 0).any(tiles.inner, keepdim=True))
+    is_subnormal = to_dtype(quantized.scales, torch.float32) < 2.0 ** FORMATS["E4M3"].emin
+    return (is_subnormal & counts).sum().double() / counts.sum()

@@ -54,9 +54,9 @@ class Saturation:
     |x| > max * scale; max_fraction, became max by clamping or rounding; underflow_fraction, became zero. sqnr_db.
     Each of these also has <quantity>_gaussian, for a Gaussian in that format and cast. scale_exponent_mean, _min, _max:
     floor(log2(scale)) over blocks that are not all zero. subnormal_scale_fraction, only for casts with E4M3 scales: the
-    fraction of blocks with a scale below 2^-6. A block of wgrad is B tokens: the probe sees T // B blocks per feature,
-    and drops the remaining tokens; a scale of the whole tensor is that of the one sequence. Experts are measured
-    together, with the rows of zeros that pad their blocks.
+    fraction of these blocks with a scale below 2^-6. A block of wgrad is B tokens: the probe sees T // B blocks per
+    feature, and drops the remaining tokens; a scale of the whole tensor is that of the one sequence. Experts are
+    measured together, with the rows of zeros that pad their blocks, and each has its own scale of the whole tensor.
     """
 
     name = "saturation"
@@ -142,7 +142,7 @@ def forward_cast(operand: str, of: Sources) -> Tensor:
 
 
 def quality(quantized: Quantized, x: Tensor, cast: Cast) -> dict[str, Tensor]:
-    of_scales = {"subnormal_scale_fraction": subnormal_scale_fraction(quantized)} if cast.scale == "E4M3" else {}
+    of_scales = {"subnormal_scale_fraction": subnormal_scale_fraction(quantized, x)} if cast.scale == "E4M3" else {}
     return {
         "overflow_fraction": overflow_fraction(quantized, pre_rounded(to_dtype(x, torch.float32), cast)),
         "max_fraction": max_fraction(quantized),

@@ -10,7 +10,7 @@ import torch
 from bits import assert_same_bits
 from interpreter import DEVICE
 from precision_files import of_file
-from small_mixtures import CPU, MOE, NORMS, gradients, group
+from small_mixtures import CPU, MOE, NORMS, OUTER_SCALES, gradients, group, outer_scaled
 from torch import Tensor, library
 
 from mxstudy.kernels.scaled_grouped_mm import TILES, launch_cuda
@@ -126,21 +126,34 @@ def test_nan_stays_in_its_group_of_the_contraction_axis():
     assert_same_bits(got[::2], wanted(a, b, None, scales(3, 1, seed=2), ends)[::2])
 
 
-@pytest.mark.parametrize("name", ["fp8_tensor", "nvfp4"])
-def test_a_mixture_has_the_numbers_of_the_loop(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "norm", "scales_of_x"),
+    [
+        ("fp8_tensor", "rmsnorm", {"expert"}),
+        ("nvfp4", "rmsnorm", {"expert"}),
+        ("bounds", "rmsnorm", {"all", "row", "expert"}),
+        ("bounds", "mxnorm", {"all", "row", "expert"}),
+        ("rows", "mxnorm", {"row", "expert"}),
+    ],
+)
+def test_a_mixture_has_the_numbers_of_the_loop(name, norm, scales_of_x, monkeypatch):
     """Sums are in another order, so a result may be rounded to the next bf16 number."""
+    seen = set()
 
     def product(a: Tensor, b: Tensor, *others: Tensor | None) -> Tensor:
         assert torch.equal(a.to(BF16), a)
         assert torch.equal(b.to(BF16), b)
+        found = [scale.shape for scale in others[:2] if scale is not None]
+        seen.update("all" if s == (1, 1) else "expert" if s == (6, 1) else "row" for s in found)
         return launched(a.to(BF16), b.to(BF16), *others).float()
 
     monkeypatch.setattr(experts, "scaled_grouped_mm", product)
-    precision = of_file(name)
-    model = Decoder(MOE, NORMS["rmsnorm"], precision.settings, BF16)
+    precision = outer_scaled(name) if name in OUTER_SCALES else of_file(name)
+    model = Decoder(MOE, NORMS[norm], precision.settings, BF16)
     model.init_weights(0)
     apply_precision(model, precision, 0, "bf16", CPU)
     loop, grouped = (gradients(group(model, is_grouped)) for is_grouped in (False, True))
+    assert seen == scales_of_x
     torch.testing.assert_close(grouped[0], loop[0], rtol=0.02, atol=0.02)
     for name, gradient in loop[1].items():
         error = torch.linalg.vector_norm(grouped[1][name] - gradient) / torch.linalg.vector_norm(gradient)

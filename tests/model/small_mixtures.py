@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from mxstudy import config
+from mxstudy.config.casts import OPERANDS
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.moe import mixtures_of
 from mxstudy.model.precision import DTYPES, apply_precision
+from mxstudy.reader import read
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 DENSE = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=128)
@@ -23,10 +25,25 @@ NORMS = {
     "folded": config.RMSNorm(fold_gain=True),
     "layernorm": config.LayerNorm(bias=True),
 }
+NVFP4 = {"format": "NVFP4", "scale": "E4M3", "block_size": 16, "outer_scale": "tensor", "chain": "training"}
+BOUND, ROW = ({**NVFP4, "outer_scale": outer} for outer in ("bound", "row"))
+WHOLE = dict.fromkeys(OPERANDS, NVFP4)
+OUTER_SCALES = {  # recipes of the linears after a norm, and of all others, where a bound is each row's own scale
+    "bounds": (WHOLE | {"forward_x": BOUND, "wgrad_x": BOUND}, WHOLE | {"forward_x": BOUND}),
+    "rows": (WHOLE | dict.fromkeys(("forward_x", "forward_w", "dgrad_dh", "dgrad_w"), ROW),) * 2,
+}
 
 
 def plan(row: str, backend: str = "auto", **changed: Any) -> config.Precision:
     return config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": row}),), backend=backend, **changed)
+
+
+def outer_scaled(name: str) -> config.Precision:
+    """Return NVFP4 with the outer scales of that row of OUTER_SCALES."""
+    after_norm, others = OUTER_SCALES[name]
+    patterns = {"layers.*": "others", "layers.*.wqkv": "after_norm", "layers.*.w13": "after_norm"}
+    recipes = {"after_norm": after_norm, "others": others}
+    return read(config.Precision, {"schedule": [{"plan": patterns}], "recipes": recipes})
 
 
 def build(

@@ -5,7 +5,20 @@ from dataclasses import replace
 import pytest
 import torch
 from precision_files import of_file
-from small_mixtures import CPU, DENSE, MOE, NORMS, ONE, build, gradients, group, tokens
+from small_mixtures import (
+    CPU,
+    CUDA,
+    DENSE,
+    MOE,
+    NORMS,
+    ONE,
+    OUTER_SCALES,
+    build,
+    gradients,
+    group,
+    outer_scaled,
+    tokens,
+)
 
 from mxstudy import config
 from mxstudy.config.casts import Gemms
@@ -129,6 +142,19 @@ def test_one_grouped_gemm_has_the_bits_of_the_loop_in_nvfp4(name):
     precision = of_file(name)
     model = Decoder(MOE, NORMS["rmsnorm"], precision.settings, torch.bfloat16)
     model.init_weights(0)
+    apply_precision(model, precision, 0, "bf16", CPU)
+    assert_bits_of_the_loop(model)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", OUTER_SCALES)
+def test_one_grouped_gemm_has_the_bits_of_the_loop_under_a_bound_and_scales_of_rows(name, norm):
+    precision = outer_scaled(name)
+    model = Decoder(MOE, NORMS[norm], precision.settings, torch.bfloat16)
+    model.init_weights(0)
+    apply_precision(model, precision, 0, "bf16", CUDA, compiled=True)  # as on a GPU, where all is grouped
+    assert all(mixture.is_grouped for mixture in mixtures_of(model).values())
     apply_precision(model, precision, 0, "bf16", CPU)
     assert_bits_of_the_loop(model)
 

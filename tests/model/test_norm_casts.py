@@ -249,7 +249,8 @@ def test_the_looser_the_bound_the_more_scales_are_subnormal() -> None:
     for outer in ("tensor", "bound"):
         linear.gemms = replace(linear.gemms, forward_x=replace(cast, outer_scale=outer))
         found = linear.sources(quiet)
-        shares.append(subnormal_scale_fraction(found.linear.forward_cast(found.x_TI, "forward_x", found.bounds)).item())
+        quantized = found.linear.forward_cast(found.x_TI, "forward_x", found.bounds)
+        shares.append(subnormal_scale_fraction(quantized, found.x_TI).item())
     scales = (normals(8, 4096) * torch.logspace(0, -5, 256).repeat_interleave(16)).unflatten(-1, (-1, 16))
     rms = linear.rms(quiet)
     below = scales.abs().amax(-1) / rms / 6 / (linear.norm.bound / 2688) < 2.0**-6 * (1 - 2.0**-5)

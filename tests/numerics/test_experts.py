@@ -4,6 +4,7 @@ Numbers are integers below 400, and sums of their products are below 2^24, so FP
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from reference import fake_quantize_array
 from mxstudy.blocks.operands import plain_operand
 from mxstudy.config.casts import OPERANDS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.config.recipes import PRECISIONS
+from mxstudy.numerics import gemms as gemms_of_a_linear
+from mxstudy.numerics.cast import Quantized, quantize_as
 from mxstudy.numerics.dispatch import Dispatch, dispatch_of, sum_of_copies
 from mxstudy.numerics.gemms import CastKernel, Linear, mx_linear
 from mxstudy.numerics.norm_linear import NormBounds
@@ -179,6 +182,10 @@ SCALED = {  # recipes whose accumulators are scaled
     "one operand": {"forward_x": NVFP4, "dgrad_w": TENSOR, "wgrad_x": NVFP4},
     "rows and columns": {"forward_x": ROW, "forward_w": ROW, "dgrad_dh": ROW, "dgrad_w": ROW},
     "bounds": {"forward_x": BOUND, "forward_w": NVFP4, "wgrad_dh": NVFP4, "wgrad_x": BOUND},
+    "rows without blocks": {"forward_x": replace(TENSOR, outer_scale="row"), "wgrad_x": TENSOR},
+    "a bound without blocks": {"forward_x": replace(TENSOR, outer_scale="bound", pre_round=True), "forward_w": TENSOR},
+    "a bound in the training chain": {"forward_x": replace(BOUND, chain="training"), "forward_w": NVFP4},
+    "a bound under a transform": {"forward_x": BOUND, "forward_w": ROW, "forward_transform": Hadamard(size=16)},
     "from the forward": dict.fromkeys(OPERANDS, NVFP4)
     | {"wgrad_x": replace(NVFP4, source="forward"), "dgrad_w": replace(TENSOR, source="forward")},
     "masked": dict.fromkeys(OPERANDS, TENSOR) | {"forward_x": replace(NVFP4, mask_clipped=True)},
@@ -199,6 +206,32 @@ def test_both_ways_have_the_same_bits(recipe):
     gemms = Gemms(**recipe).filled(BlockCast())
     one, other = (computed(gemms, is_grouped, random()) for is_grouped in (False, True))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+ONCE = {
+    "no outer scale": E4M3,
+    "row": ROW,
+    "bound": BOUND,
+    "row, no blocks": replace(TENSOR, outer_scale="row"),
+    "bound, no blocks": replace(TENSOR, outer_scale="bound"),
+}
+BY_COPY = {"tensor": TENSOR, "stochastic": replace(ROW, rounding="stochastic"), "square blocks": SQUARE}
+
+
+@pytest.mark.parametrize("name", [*ONCE, *BY_COPY])
+def test_a_token_is_cast_once_unless_its_cast_depends_on_where_it_goes(name, monkeypatch):
+    """A scale of an expert, random numbers of a copy and square blocks of an expert's rows so depend."""
+    cast_rows = []
+
+    def counted(x: torch.Tensor, *others: Any) -> Quantized:
+        cast_rows.append(len(x))
+        return quantize_as(x, *others)
+
+    monkeypatch.setattr(gemms_of_a_linear, "quantize_as", counted)
+    dispatch, weight = dispatch_of(chosen(), EXPERTS, 32), integers(EXPERTS, OUT, IN, seed=2).bfloat16()
+    linear = Linear(Gemms(forward_x=(ONCE | BY_COPY)[name]).filled(BlockCast()), random())
+    read_norm(normed(integers(TOKENS, IN, seed=1)), weight, linear, torch.bfloat16, dispatch, True)
+    assert cast_rows == [TOKENS if name in ONCE else len(dispatch.copies_N)]
 
 
 @pytest.mark.parametrize("recipe", [SCALED["fp8_tensor"], SCALED["nvfp4"]], ids=["fp8_tensor", "nvfp4"])

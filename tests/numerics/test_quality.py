@@ -154,9 +154,18 @@ def test_a_scale_below_the_least_normal_one_is_subnormal(smallest: float, share:
     """The scales are 448 and 448 * smallest; the least normal one is 2^-6, and 448 is 1.75 * 2^8."""
     x = torch.cat((torch.ones(1, 16), torch.full((1, 16), smallest)), 1)
     cast = Cast(format="NVFP4", scale="E4M3", outer_scale="tensor", chain="training").filled(BlockCast(16))
-    assert subnormal_scale_fraction(quantize_as(x, cast, -1)) == share
-    assert subnormal_scale_fraction(quantize_as(x, dataclasses.replace(cast, chain="inference"), -1)) == 0
-    assert subnormal_scale_fraction(quantize(x, "E4M3")) == 0
+    assert subnormal_scale_fraction(quantize_as(x, cast, -1), x) == share
+    assert subnormal_scale_fraction(quantize_as(x, dataclasses.replace(cast, chain="inference"), -1), x) == 0
+    assert subnormal_scale_fraction(quantize(x, "E4M3"), x) == 0
+
+
+@each("two_dimensional", [False, True])
+def test_blocks_of_zeros_have_no_scale_that_could_be_subnormal(two_dimensional: bool) -> None:
+    x = torch.zeros(48, 16)
+    x[0, 0], x[16:32] = 1.0, 2.0**-16
+    cast = Cast(format="NVFP4", scale="E4M3", outer_scale="tensor", chain="training", two_dimensional=two_dimensional)
+    got = quantize_as(x, cast.filled(BlockCast(16)), -1)
+    assert subnormal_scale_fraction(got, x).item() == (1 / 2 if two_dimensional else 16 / 17)
 
 
 def test_of_nvfp4_both_scales_count() -> None:

@@ -123,21 +123,13 @@ def test_the_probe_says_what_the_routers_did(plain):
         (
             replace(
                 MOE,
-                precision=tiny.precision((0, "fp8_tensor")),
-                probe=config.Probes(saturation=config.Saturation(every_steps=1)),
-            ),
-            r"probe\.saturation\.every_steps: it measures all experts together, and their forward_x has scales",
-        ),
-        (
-            replace(
-                MOE,
                 precision=replace(tiny.precision((0, "mxfp8")), backend="reference"),
                 train=replace(MOE.train, compile=True),
             ),
             r"train\.compile: layers\.0 computes its experts one after the other",
         ),
     ],
-    ids=["probe of routers", "scales of experts", "compiled loop"],
+    ids=["probe of routers", "compiled loop"],
 )
 def test_what_a_run_cannot_have_is_refused_before_it_begins(settings, says):
     with pytest.raises(ConfigError, match=says):

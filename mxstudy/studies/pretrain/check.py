@@ -28,10 +28,11 @@ from mxstudy.model.all_gather import ELSE, Width, check_all_gather
 from mxstudy.model.backends import backends_of, describe_backends
 from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.fused_block import recompute_mlps
-from mxstudy.model.moe import mixtures_of, scaled_operand
+from mxstudy.model.moe import mixtures_of, scaled_by_columns
 from mxstudy.model.precision import apply_precision, check_starts, check_tokens
 from mxstudy.model.vector_settings import norms_of
 from mxstudy.probes.gain_casts import check_gain_cast
+from mxstudy.probes.shadow import linears_of
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies.folders import check_folder
 from mxstudy.studies.pretrain.built import build_model, sampling_of
@@ -114,16 +115,25 @@ def by_model(config: Pretrain) -> Keyed[Pretrain]:
     return Keyed(repr((config.model, config.norm, config.precision, train, probes)), config)
 
 
-class Backends(NamedTuple):
-    """The blocks' backends over a precision schedule, and the lines that describe those with a reason."""
+def is_quantised(config: Pretrain) -> bool:
+    """Return whether a linear quantises an operand in any row of the schedule. Raises ConfigError as `check_model`."""
+    return check_model(by_model(config), resolve_device(config.train.device), 1).is_quantised
+
+
+class AppliedSchedule(NamedTuple):
+    """The blocks' backends over a precision schedule, and the lines that describe those with a reason.
+
+    `is_quantised`: whether a linear quantises an operand in any row.
+    """
 
     backends: str | None
     notes: list[str]
+    is_quantised: bool
 
 
 @functools.cache  # building a model takes 10 ms, and most jobs of a sweep have the same
-def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> Backends:
-    """Check model, norm, precision and train against each other. Return the blocks' backends over the schedule.
+def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> AppliedSchedule:
+    """Check model, norm, precision and train against each other. Return what the schedule makes of the model.
 
     Raises ConfigError.
     """
@@ -131,6 +141,7 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> Bac
     backends: list[tuple[int, str | None]] = []
     notes: list[str] = []
     widths: list[dict[str, Width]] = []
+    quantises = False
     with torch.device("meta"), naming_a_size():
         model = build_model(config)
     share = len(rows_of_rank(config.train, 0, ranks))
@@ -155,19 +166,21 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> Bac
                 f"precision.schedule from step {row.from_step} on has another; give all rows formats of as many bits "
                 f"in equal blocks, or {ELSE}",
             )
+        quantises = quantises or any(any(linear.gemms.casts()) for linear in linears_of(model).values())
         backends.append((row.from_step, all_backends(backends_of(model).values())))
         notes += [line for line in describe_backends(model) if line.endswith(")")]
-        scaled = next(filter(None, map(scaled_operand, mixtures_of(model).values())), None)
+        experts = (scaled_by_columns(mixture.up, mixture.w2) for mixture in mixtures_of(model).values())
+        columns = next(filter(None, experts), None)
         require(
-            scaled is None or config.probe.saturation.every_steps == 0,
-            f"probe.saturation.every_steps: it measures all experts together, and their {scaled} has scales or "
-            "headroom that it cannot divide by so; set it to 0",
+            columns is None or config.probe.saturation.every_steps == 0,
+            f"probe.saturation.every_steps: it casts all experts at once, and their {columns} has a scale for each "
+            "column of an expert; set it to 0, or take outer_scale: tensor, one for each expert",
         )
         for name, (norm, _) in norms_of(model).items() if config.probe.last_bin.every_steps else ():
             if norm.rounding is not None and norm.rounding.cast is not None:
                 check_gain_cast(name, norm.rounding.cast, "precision.gain")
         check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
-    return Backends(backends_by_step(backends), list(dict.fromkeys(notes)))
+    return AppliedSchedule(backends_by_step(backends), list(dict.fromkeys(notes)), quantises)
 
 
 @functools.cache  # a sweep has many jobs of one tokenizer

@@ -8,7 +8,14 @@ from typing import ClassVar
 from mxstudy.config import OutlierFeatures, Pretrain, Texts
 from mxstudy.data import blends
 from mxstudy.reader import changed, require
-from mxstudy.studies.pretrain.check import backend_notes, backends_over, check, flops_per_token, recomputation
+from mxstudy.studies.pretrain.check import (
+    backend_notes,
+    backends_over,
+    check,
+    flops_per_token,
+    is_quantised,
+    recomputation,
+)
 from mxstudy.studies.protocol import (
     Cost,
     Identity,
@@ -68,8 +75,7 @@ class PretrainStudy(Study[Pretrain]):
         return backends_over(config, 1)
 
     def unused_settings(self, config: Pretrain) -> dict[str, str]:
-        quantises = any(any(config.precision.recipe(name).casts()) for name in recipes_in(config))
-        is_unused = config.probe.gradient_bias.by_operand and not quantises
+        is_unused = config.probe.gradient_bias.by_operand and not is_quantised(config)
         return unused_messages(config.precision, config.norm) | (NO_OPERAND if is_unused else {})
 
     def watched(self, config: Pretrain) -> dict[str, Watched]:
