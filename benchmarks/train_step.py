@@ -10,7 +10,7 @@ and loss in the same chunks.
 mxfp8, mxfp4: all six operands cast, RMSNorm or MXNorm (p=2). sr_rht_2d: MXFP8 with stochastic rounding of output
 gradients, 16 x 16 blocks of weights and a Hadamard transform of 16 in wgrad. plain: the modules one after another, left
 to the compiler. torchao: linears that multiply torchao's MXTensors. All arms train the same model, in turns, so that a
-GPU that warms up does so for all; all are compiled block by block. The tokens are random.
+GPU that warms up does so for all; all are compiled block by block, and the final norm on its own. Tokens are random.
 
 A round is four steps of each arm, which the host launches one behind the other, as it does in a training. over_bf16 is
 an arm's time over the baseline's in the same round, the median over the rounds; its spread is half the interquartile
@@ -173,7 +173,7 @@ def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
 
 
 def prepare(run: TrainingRun, arm: Arm, own: OwnSettings | None) -> None:
-    """Compile the arm's blocks. With Inductor's own settings, also do their first step here, which compiles them."""
+    """Compile the arm's blocks and final norm. With Inductor's own settings, also do the first step here."""
     if arm.torchao:
         use_torchao(run.model)
     if arm.keeps == "products":
@@ -182,8 +182,8 @@ def prepare(run: TrainingRun, arm: Arm, own: OwnSettings | None) -> None:
     has_own = arm.own_settings and own is not None
     parallelize(run.model, replace(run.config.train, compile=run.config.train.compile and not has_own))
     if own is not None and has_own:
-        for block in run.model.layers:
-            own.compile(block)
+        for module in (*run.model.layers, run.model.norm):
+            own.compile(module)
         with own.on():
             train_step(run, 0)
 

@@ -28,6 +28,8 @@ def mesh_of_ranks(device: torch.device) -> DeviceMesh | None:
 def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = None) -> None:
     """Set up compilation, activation checkpointing and sharding block by block, in place; names stay unchanged.
 
+    The final norm is compiled as well, on its own.
+
     Every parameter, its gradient and its optimizer state are sharded along the first axis over the ranks of `mesh`
     (FSDP2, ZeRO stage 3). A block's weights are rounded to the compute dtype, gathered whole before the block runs, and
     freed after it, so an MX cast sees whole weights, and its blocks are those of a single process. Gradients are summed
@@ -41,6 +43,8 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
             recompute_in_backward(block, train.compile)
         elif train.compile:
             block.compile(fullgraph=True)
+    if train.compile:
+        model.norm.compile(fullgraph=True)  # in eager mode it reads and writes all tokens in FP32 a dozen times
     if mesh is not None:
         allow_views()
         policy = MixedPrecisionPolicy(DTYPES[train.compute], torch.float32, cast_forward_inputs=False)

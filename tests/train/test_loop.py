@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from each import slow_but
 
 from mxstudy import config
 from mxstudy.config import fingerprint
+from mxstudy.model.decoder import Decoder
 from mxstudy.train.loop import CORPORA, TrainingRun, set_precision, train, train_step
 from mxstudy.train.signals import Leave
 
@@ -214,7 +216,13 @@ def test_a_recomputed_block_keeps_its_inputs_alone(compiled):
 def kept_bytes(compiled: bool, activation_checkpointing: str) -> int:
     """Return the bytes that a fused block keeps for its backward, weights and input aside."""
     changes = {"compile": compiled, "activation_checkpointing": activation_checkpointing}
-    model, kept = tiny.build(tiny.ONE_BLOCK, **changes)[0].model, dict[int, int]()
+    model = tiny.build(tiny.ONE_BLOCK, **changes)[0].model
+    return kept_bytes_of(model, lambda x: model.layers[0](x, model.rope(64, x.device))[0])
+
+
+def kept_bytes_of(model: Decoder, forward: Callable[[torch.Tensor], torch.Tensor]) -> int:
+    """Return the bytes that the forward keeps for its backward, the model's weights and its input aside."""
+    kept: dict[int, int] = {}
     x = torch.zeros(4, 64, 64, dtype=torch.bfloat16, requires_grad=True)
     known = {tensor.data_ptr() for tensor in (x, *model.parameters())}
 
@@ -224,8 +232,16 @@ def kept_bytes(compiled: bool, activation_checkpointing: str) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.layers[0](x, model.rope(64, x.device))[0].float().sum().backward()
+        forward(x).float().sum().backward()
     return sum(kept.values())
+
+
+@pytest.mark.slow
+def test_the_compiled_final_norm_keeps_no_copy_of_the_tokens_in_fp32():
+    eager, compiled = (tiny.build(tiny.ONE_BLOCK, compile=flag)[0].model for flag in (False, True))
+    tokens_in_fp32 = 4 * 64 * 64 * 4
+    assert kept_bytes_of(eager, eager.norm) >= tokens_in_fp32
+    assert kept_bytes_of(compiled, compiled.norm) < tokens_in_fp32 / 4
 
 
 @pytest.mark.slow
