@@ -149,9 +149,8 @@ def thinned(frame: pd.DataFrame, kind: str, every_steps: int) -> pd.DataFrame:
         since = frame["step"] - (steps.transform("min") if kind == "fork_metrics" else 0)
         frame = frame[kept if rule.last else kept | (since % every_steps == 0)]
     if rule.coarse:
-        frame = frame.assign(
-            **{str(name): with_12_bits(column) for name, column in frame.filter(regex=rule.coarse).items()}
-        )
+        rounded = frame.filter(regex=rule.coarse).select_dtypes(np.floating).apply(with_12_bits)
+        frame = frame.assign(**dict(rounded.items()))
     if rule.single:
         frame = frame.astype(dict.fromkeys(frame.select_dtypes("float64").columns, "float32"))
     return frame.reset_index(drop=True)

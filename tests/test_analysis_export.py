@@ -46,6 +46,10 @@ def test_noise_and_fractions_of_operands_keep_12_bits() -> None:
     kept = export.thinned(table, "saturation", 1)
     assert kept[names].to_numpy().tolist() == [[round(np.pi * 2**10) / 2**10] * 4]
     assert list(kept["step"]) == [200]
+    words = table.assign(**{"layers.0/count": 123457, "layers.0/format": "E4M3"})
+    assert export.thinned(words, "saturation", 1)[["layers.0/count", "layers.0/format"]].to_numpy().tolist() == [
+        [123457, "E4M3"]
+    ]
     whole = export.thinned(table, "gradient_bias", 1)
     assert list(whole) == ["fingerprint", "step"]
 

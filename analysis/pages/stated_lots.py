@@ -20,7 +20,7 @@ from analysis.ledger.claim import NOT_RUN, Judged, judge
 from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.instability_language import GAIN, OPERATIONS
 from analysis.ledger.page import effect, verdict
-from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
+from analysis.ledger.rules import CONTRADICTED, REPRODUCED
 from analysis.ledger.tables import RESULTS, Tables
 from analysis.pages.language_models import LOSS, NORM, NORMS
 from analysis.pages.marks import Parts, share_of
@@ -174,13 +174,13 @@ def at_most(claim: str) -> str:
 
 
 def needed_units(claim: str) -> str:
-    """Return for how many of a claim's units the verdict is "cannot tell" if that unit is left out: '10 of 11'."""
+    """Return for how many of a claim's units the verdict changes if that unit is left out: '10 of 11'."""
     one, found = difference(claim)
     if found is None:
         return NOT_RUN
     without = [replace(found, units=found.units.drop(unit)) for unit in found.units.index]
-    unclear = [one.claim.rule.verdict(less, one.claim.rate) == UNCLEAR for less in without]
-    return f"{sum(unclear)} of {len(unclear)}"
+    whole = one.claim.rule.verdict(found, one.claim.rate)
+    return share_of(pd.Series([one.claim.rule.verdict(less, one.claim.rate) != whole for less in without]))
 
 
 def of_casts(of: Question, arm: str, statistic: str, form: str) -> str:
@@ -213,6 +213,13 @@ def made_twice(*sweeps: str) -> str:
     apart = pd.concat([(one - other).abs() for one, other in combinations(losses_of, 2)]).dropna()
     largest = apart[apart > 0].groupby(level=0).max()
     return f"{len(largest)}, {largest.median():.4f} nats apart in the median and {largest.max():.4f} at most"
+
+
+def same_product() -> str:
+    """Return the loss of an arm minus that of another with the same products, by pair of seeds: '+0.0001, -0.0002'."""
+    found = minus(BY_FP4_SWEEP["fp4_signs"], "by call, after", "all +1")
+    assert found is not None
+    return ", ".join(f"{value:+.4f}" for value in found)
 
 
 def price(claim: str, page: str) -> str:
@@ -268,7 +275,7 @@ RECIPE_23M: Parts = {
     "rounded down again": partial(rounded_down, RECIPE_AGAIN),
     **{f"by {words}": partial(mean_difference, claim) for words, claim in DECIDED_AGAIN.items()},
     "MXFP8 at most": partial(at_most, DECIDED_AGAIN["MXFP8"]),
-    "pairs that MXFP8 needs": partial(needed_units, DECIDED_AGAIN["MXFP8"]),
+    **{f"pairs that {words} needs": partial(needed_units, DECIDED_AGAIN[words]) for words in ("MXFP8", "E5M2 weights")},
     "finished again": partial(finished, RECIPE_AGAIN.sweep),
 }
 OLMO_GAINS: Parts = {**parts(GAINS.sweep), "arms": partial(arms, GAINS)}
@@ -276,7 +283,7 @@ FP4_PAGE = "fp4_recipes"
 BY_FP4_SWEEP = {of.sweep: of for of in QUESTIONS}
 FP4: Parts = {
     **parts(FP4_PAGE, *BY_FP4_SWEEP),
-    "made twice": partial(made_twice, *BY_FP4_SWEEP),
+    "made twice": partial(made_twice, *(sweep for sweep in BY_FP4_SWEEP if sweep != "fp4_signs")),
     "NVFP4 minus MXFP4": partial(mean_difference, "fp4-scales-nv", FP4_PAGE),
     "E4M3 scales minus E8M0": partial(mean_difference, "fp4-scales-format", FP4_PAGE),
     "E8M0, 16 minus 32": partial(mean_difference, "fp4-scales-size", FP4_PAGE),
@@ -318,6 +325,7 @@ FP4: Parts = {
     "no transform over bf16": partial(over_bf16, BY_FP4_SWEEP["fp4_signs"], "none"),
     "random signs": partial(described, "fp4_signs", "by call", "all +1"),
     "signs after the transform": partial(described, "fp4_signs", "by call, after", "all +1"),
+    "same product": same_product,
     "made on both kinds": partial(made_twice, "fp4_signs", "fp4_where"),
     **{
         f"price of {claim}": partial(price, claim, FP4_PAGE)

@@ -1,7 +1,7 @@
-"""Bound the time of a bf16 step from below: the bytes that its kernels must move at the rate of the fastest copy.
+"""Compute what the kernels of a bf16 step beside GEMMs and attention would take at the rate of the fastest copy.
 
-GEMMs and attention are taken as they were measured. All bytes are arithmetic, from the model's config. An operation
-between two GEMMs reads each of its operands once and writes each of its results once.
+GEMMs and attention are taken as they were measured. Bytes are arithmetic, from the model's config, in today's split
+into kernels: each reads its operands once and writes its results once.
 """
 
 from __future__ import annotations
@@ -14,82 +14,85 @@ from analysis.pages.step_parts import fastest_copy
 from analysis.pages.step_profile import BF16, BUSY, GPU, MODELS, REST, Budget, ms_of
 from mxstudy.results import markdown
 
+DATA_SHEET = 4.8  # TB/s of an H200's memory
 STATE = 3 * 2 * 4 + 4  # bytes a parameter: weight and two moments are read and written, the gradient is read
 CLIPPED = 3 * 4  # its gradient is read for the norm, and read and written to be scaled
+SWIGLU, CASTS, OPTIMIZER = "SwiGLU, with casts", "casts alone", "AdamW and clipping"
 TO_BF16 = 4 + 2  # a weight in FP32 is read, and written in bf16
 
 
-def least_bytes(model: str) -> dict[str, float]:
-    """Return the bytes that each group of kernels must move in a step."""
+def moved_bytes(model: str) -> dict[str, float]:
+    """Return the bytes that each group of kernels moves in a step."""
     of = sizes(model)
     bf16 = 2 * of.tokens  # a number of each token
     turned = of.hidden * (of.heads + of.kv_heads) // of.heads
-    norms = 2 * of.layers + 1
     return {
         # forward: both halves are read, their product is written; backward: with its gradient read, theirs written, and
         # the product once more, for wgrad
-        "SwiGLU, with casts": bf16 * of.ffn * of.layers * (3 + 6),
-        # forward: the residual stream and what is added to it are read, the sum and the output are written, but nothing
-        # is added before the first norm; backward: the gradients of both and the sum are read, one gradient is written
-        "norms, with casts": bf16 * of.hidden * (norms * (4 + 4) - 2),
+        SWIGLU: bf16 * of.ffn * of.layers * (3 + 6),
+        # a block's first norm: input and output; its second: the branch and the sum, too; backward: the gradients of
+        # output and stream and the input are read, one gradient is written; the final norm's stream has none
+        "norms, with casts": bf16 * of.hidden * (of.layers * (2 + 4 + 2 * 4) + 2 + 3),
         # forward: queries and keys in place; backward: all three gradients are read, and written as one
         "rotary embedding, with casts": bf16 * of.layers * 2 * (turned + of.qkv),
-        "casts alone": TO_BF16 * (of.layers * of.block_weights + of.vocabulary * of.hidden),
+        CASTS: TO_BF16 * (of.layers * of.block_weights + of.vocabulary * of.hidden),
         "cross-entropy": bf16 * of.vocabulary * 2,  # logits are read, and their gradient is written
-        "AdamW and clipping": (STATE + CLIPPED) * of.parameters,
+        OPTIMIZER: (STATE + CLIPPED) * of.parameters,
     }
 
 
-def least_ms(model: str) -> dict[str, float]:
-    """Return the time of each group at the rate of the fastest copy."""
-    return {group: moved / fastest_copy() / 1e9 for group, moved in least_bytes(model).items()}
+def fewer_bytes(model: str) -> dict[str, float]:
+    """Return the bytes that are left if some kernels were merged.
+
+    AdamW clips, and writes the weights in bf16; the backward of SwiGLU reads the product that its forward kept.
+    """
+    of, moved = sizes(model), moved_bytes(model)
+    kept = 2 * of.tokens * of.ffn * of.layers
+    written = 2 * moved[CASTS] / TO_BF16
+    norm = 4 * of.parameters  # each gradient is read once, for the norm of all
+    return moved | {SWIGLU: moved[SWIGLU] - kept, CASTS: written, OPTIMIZER: STATE * of.parameters + norm}
 
 
-def largest_mfu(model: str) -> str:
-    """Return the MFU of a step in which these kernels take the least time, and all other kernels none."""
-    busy = sum(ms_of(model, BF16, GPU)[group] for group in BUSY)
-    return f"{Budget(model).mfu_in(busy + sum(least_ms(model).values())):.3f}"
+def ms_at(moved: dict[str, float], tb_per_s: float) -> dict[str, float]:
+    return {group: of / tb_per_s / 1e9 for group, of in moved.items()}
+
+
+def mfu_at(model: str, moved: dict[str, float], tb_per_s: float) -> str:
+    """Return the MFU if each group took this time, or what it takes now if that is less, and all other kernels none."""
+    kernels = ms_of(model, BF16, GPU)
+    others = sum(min(ms, kernels[group]) for group, ms in ms_at(moved, tb_per_s).items())
+    return f"{Budget(model).mfu_in(sum(kernels[group] for group in BUSY) + others):.3f}"
+
+
+def mfu_by_copies(model: str) -> str:
+    return mfu_at(model, moved_bytes(model), fastest_copy())
 
 
 def table() -> str:
-    least, kernels = {}, {}
-    for model in MODELS:
-        least[model], kernels[model] = least_ms(model), ms_of(model, BF16, GPU)
-    groups = [*least[model], REST]
+    copied = {model: ms_at(moved_bytes(model), fastest_copy()) for model in MODELS}
+    kernels = {model: ms_of(model, BF16, GPU) for model in MODELS}
+    groups = [*copied[next(iter(MODELS))], REST]
     cells = [
-        (group, *(f"{found[model].get(group, 0.0):.1f}" for model in MODELS for found in (least, kernels)))
+        (group, *(f"{found[model].get(group, 0.0):.1f}" for model in MODELS for found in (copied, kernels)))
         for group in groups
     ]
-    sums = [sum(found[model].get(group, 0.0) for group in groups) for model in MODELS for found in (least, kernels)]
-    columns = [
-        f"ms of a bf16 step on an {GPU}",
-        *(f"{model}, {what}" for model in MODELS for what in ("least", "kernels")),
-    ]
+    sums = [sum(found[model].get(group, 0.0) for group in groups) for model in MODELS for found in (copied, kernels)]
+    what = ("at a copy's rate", "as measured")
+    columns = [f"ms of a bf16 step on an {GPU}", *(f"{model}, {one}" for model in MODELS for one in what)]
     return markdown(columns, [*cells, ("together", *(f"{ms:.1f}" for ms in sums))], left=columns[:1])
 
 
-def left_ms(model: str) -> float:
-    """Return the time that the MFU to be reached leaves to all but GEMMs and attention."""
-    return Budget(model).allowed_ms - Budget(model).busy_ms
-
-
-def needed_rate(model: str) -> str:
-    """Return the TB/s at which these kernels would have to move their bytes, if all others took no time."""
-    return f"{sum(least_bytes(model).values()) / left_ms(model) / 1e9:.1f}"
-
-
 def left_to_others(model: str) -> str:
-    return f"{left_ms(model) - sum(least_ms(model).values()):.1f}"
-
-
-def of_others(model: str) -> str:
-    return f"{ms_of(model, BF16, GPU)[REST]:.1f}"
+    """Return the ms that the MFU to be reached leaves to all other kernels and to waiting."""
+    of = Budget(model)
+    return f"{of.allowed_ms - of.busy_ms - sum(ms_at(moved_bytes(model), fastest_copy()).values()):.1f}"
 
 
 FLOORS: Parts = {
-    "least": table,
-    **{f"MFU at most, {model}": partial(largest_mfu, model) for model in MODELS},
-    "rate needed, llama_1b": partial(needed_rate, "llama_1b"),
+    "at a copy's rate": table,
+    **{f"MFU at a copy's rate, {model}": partial(mfu_by_copies, model) for model in MODELS},
+    "MFU with fewer bytes, llama_1b": lambda: mfu_at("llama_1b", fewer_bytes("llama_1b"), fastest_copy()),
+    "MFU at the data sheet's rate, llama_1b": lambda: mfu_at("llama_1b", fewer_bytes("llama_1b"), DATA_SHEET),
     "left to all others, llama_125m": partial(left_to_others, "llama_125m"),
-    "all others, llama_125m": partial(of_others, "llama_125m"),
+    "all others, llama_125m": lambda: f"{ms_of('llama_125m', BF16, GPU)[REST]:.1f}",
 }

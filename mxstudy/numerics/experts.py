@@ -257,8 +257,8 @@ class Together(Plain):
     def forward_tokens(
         self, x_TI: Tensor, dispatch: Dispatch, weight: Tensor, dtype: torch.dtype, bounds: Bounds | None
     ) -> Tensor:
-        """Return `forward` of the dispatched rows of x; a token is cast once, before it is copied, if `is_by_row`."""
-        if not is_by_row(self.linear.gemms.forward_x):
+        """Return `forward` of the dispatched rows of x; if possible, a token is cast once, before it is copied."""
+        if not is_cast_once(self.linear.gemms.forward_x):
             return super().forward_tokens(x_TI, dispatch, weight, dtype, bounds)
         x = self.linear.operand(x_TI, "forward_x", -1, dtype, bounds)
         scale = x.scale if x.scale is None or x.scale.ndim == 0 else to_rows(x.scale, dispatch)
@@ -266,8 +266,8 @@ class Together(Plain):
         return self.linear.gemm(x, self.linear.operand(weight, "forward_w", -1, dtype).T, dtype)
 
 
-def is_by_row(cast: Cast | None) -> bool:
-    """Return whether the row-wise cast of a row depends on that row alone, and on the norm's bound of all rows."""
+def is_cast_once(cast: Cast | None) -> bool:
+    """Return whether the row-wise cast gives a token the same codes and scales before and after it is copied."""
     return cast is None or not (cast.two_dimensional or cast.outer_scale == "tensor" or is_random(cast))
 
 

@@ -74,7 +74,7 @@ def subnormal_scale_fraction(quantized: Quantized, x: Tensor) -> Tensor:
     """Return the fraction of blocks whose E4M3 scale is below the least normal one, 2^-6: it has fewer bits, or is 0.
 
     Blocks of zeros are not counted; without any other it is NaN. The inference chain raises such scales to 2^-6, so it
-    has none. Scales in other formats are never subnormal.
+    has none. It is 0 for scales in other formats, which are never subnormal.
     """
     if quantized.scales.dtype != torch.float8_e4m3fn:
         return torch.zeros((), dtype=torch.float64, device=quantized.values.device)

@@ -53,10 +53,11 @@ class Saturation:
     Output gradients are those of the batch's mean loss, as in training. Fractions of elements: overflow_fraction,
     |x| > max * scale; max_fraction, became max by clamping or rounding; underflow_fraction, became zero. sqnr_db.
     Each of these also has <quantity>_gaussian, for a Gaussian in that format and cast. scale_exponent_mean, _min, _max:
-    floor(log2(scale)) over blocks that are not all zero. subnormal_scale_fraction, only for casts with E4M3 scales: the
-    fraction of these blocks with a scale below 2^-6. A block of wgrad is B tokens: the probe sees T // B blocks per
-    feature, and drops the remaining tokens; a scale of the whole tensor is that of the one sequence. Experts are
-    measured together, with the rows of zeros that pad their blocks, and each has its own scale of the whole tensor.
+    floor(log2(scale)) over blocks that are not all zero. subnormal_scale_fraction, only for casts with E4M3 scales: of
+    the blocks whose input is not all zero, the fraction with a scale below 2^-6; NaN without such a block. A block of
+    wgrad is B tokens: the probe sees T // B blocks per feature, and drops the remaining tokens; a scale of the whole
+    tensor is that of the one sequence. Experts are measured together, with the rows of zeros that pad their blocks, and
+    each has its own scale of the whole tensor.
     """
 
     name = "saturation"

@@ -19,7 +19,7 @@ CONFIG = "config"  # columns `config.<key>` are one column of JSON: several hund
 ONE_CONFIG = b"mxstudy.config"  # in the metadata of a table with this column
 VALUES, NAMES = "values", "names"  # a probe's columns, such as `layers.0.w2/forward_x/sqnr_db`, are one list in a row
 ONE_LIST = b"mxstudy.values"  # in the metadata of a table with these two columns
-LONG = 1000  # rows of a table whose columns stay apart: they cost less then than what lists compress worse
+LONG = 1000  # rows; a table with more keeps a probe's columns, which compress better than lists do
 OF_REPLICAS = ("config.seed", "config.lr")  # in which the replicas of a stack differ
 COPY_IT = "copy it again, or make it again from the runs"
 
@@ -100,8 +100,9 @@ def with_config_apart(frame: pd.DataFrame) -> pd.DataFrame:
 def with_one_list(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with a list of each row's values of a probe, float32, in the place of their columns.
 
-    The names of these columns are a list in the first row of another column. Raises ConfigError if there already is a
-    column of either name.
+    The names of these columns are a list in the first row of another column. A frame without rows, with more than LONG
+    of them, or with fewer than two such columns is returned as it is. Raises ConfigError if there already is a column
+    of either name.
     """
     names = [name for name, dtype in frame.dtypes.items() if "/" in str(name) and dtype == "float32"]
     if len(names) < 2 or frame.empty or len(frame) > LONG:

@@ -106,7 +106,7 @@ def test_operands_cannot_be_told_apart_where_none_is_quantised(words: tuple[str,
     then = "precision.schedule=[{from_step: 0, plan: {}}, {from_step: 1, plan: {layers.*: mxfp8}}]"
     by_operand = "probe.gradient_bias.every_steps=1", "probe.gradient_bias.by_operand=true"
     in_bf16 = compose_job(*words, "precision=bf16", *by_operand)
-    with pytest.raises(ConfigError, match=r"^probe.gradient_bias.by_operand: true is set, and nothing is quantised"):
+    with pytest.raises(ConfigError, match=r"^probe.gradient_bias.by_operand: true is set, and no linear is quantised"):
         plan([in_bf16])
     later = compose_job(*words, then, *by_operand)
     assert plan([later])
@@ -130,7 +130,7 @@ def test_nor_where_what_would_quantise_applies_to_no_linear(asked: str, words: t
     """Later patterns name every linear that an earlier one quantises, or `skip_blocks` leaves its block in bf16."""
     on = "probe.gradient_bias.every_steps=1", "probe.gradient_bias.by_operand=true"
     left = compose_job(*words, "model.num_layers=3", asked, "precision.skip_blocks=[1,0]", *on)
-    with pytest.raises(ConfigError, match=r"^probe.gradient_bias.by_operand: true is set, and nothing is quantised"):
+    with pytest.raises(ConfigError, match=r"^probe.gradient_bias.by_operand: true is set, and no linear is quantised"):
         plan([left])
     one = asked.replace("layers.*.*: bf16", "layers.*.w2: bf16").replace("layers.0", "layers.1")
     assert plan([compose_job(*words, "model.num_layers=3", one, "precision.skip_blocks=[1,0]", *on)])

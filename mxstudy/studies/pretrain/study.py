@@ -50,8 +50,8 @@ GPU hours: at the MFU of a 203M mixture of experts on one {GPU}, in grouped GEMM
 {", ".join(f"{mfu:.0%} in {name}" for name, mfu in MIXTURE_OF.items())}."""
 UNQUANTISED = {"bf16", "fp32"}  # rows of PRECISIONS
 NO_OPERAND = {
-    "probe.gradient_bias.by_operand": "probe.gradient_bias.by_operand: true is set, and nothing is quantised; write "
-    "probe.gradient_bias.by_operand=false, or choose a precision that quantises, such as mxfp8"
+    "probe.gradient_bias.by_operand": "probe.gradient_bias.by_operand: true is set, and no linear is quantised, as the "
+    "plan is applied; write probe.gradient_bias.by_operand=false, or quantise some, as precision=mxfp8 does"
 }
 
 
