@@ -1,7 +1,8 @@
 """Time the parts of a training step other than GEMMs, with their share of a copy's bandwidth in the same run.
 
 swiglu backward, rotary forward and backward: a layer's, in bf16 and with both casts to E4M3, by our kernels and by
-Inductor with its own settings for the same operations. cross-entropy: that of a chunk of logits with their gradient,
+Inductor with its own settings for the same operations. norm forward and backward, in bf16, likewise: RMSNorm of the sum
+of two tensors, and its gradient added to that of the sum. cross-entropy: that of a chunk of logits with their gradient,
 likewise. --tiles adds our kernels' other tiles. clip, adamw, embedding gradient: the whole model's, as the step
 computes them, beside the alternatives that torch has. bytes: the least that a part must read and write. of_copy: their
 rate divided by that of a copy. ms_of_step: the time in all layers, or all chunks, together.
@@ -29,10 +30,11 @@ from benchmarks.training import LLAMAS, model_of
 from mxstudy import config
 from mxstudy.blocks.linear_cross_entropy import tokens_at_once
 from mxstudy.config.casts import Gemms
-from mxstudy.kernels import activation, heads
+from mxstudy.kernels import activation, heads, norm_backward, norm_cast
 from mxstudy.kernels.cross_entropy import cross_entropy_, launch_cuda
+from mxstudy.kernels.norm_cast import Normed, RowNorm
 from mxstudy.kernels.operators import BF16, UNREAD, Tile, checked_casts, operand
-from mxstudy.kernels.packing import pack
+from mxstudy.kernels.packing import pack, pack_fields
 from mxstudy.model.decoder import Decoder
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.gemms import Linear
@@ -48,9 +50,11 @@ TILES = {
     "swiglu both casts": [Tile(32, 32, 1), Tile(32, 32, 2), Tile(32, 64, 2), Tile(32, 64, 4)],
     "rotary bf16": [Tile(32, 32, 4), Tile(64, 32, 4), Tile(16, 32, 2)],
     "rotary both casts": [Tile(32, 32, 1), Tile(32, 32, 2), Tile(32, 32, 4)],
+    "norm forward": [Tile(1, 2048, 4), Tile(2, 2048, 4), Tile(2, 2048, 8), Tile(4, 2048, 16)],
+    "norm backward": [Tile(1, 2048, 2), Tile(1, 2048, 4), Tile(2, 2048, 4), Tile(2, 2048, 8), Tile(4, 2048, 8)],
     "cross-entropy": [Tile(1, 8192, 8), Tile(1, 8192, 16), Tile(1, 16384, 16), Tile(1, 32768, 32)],
 }
-PARTS = ("swiglu", "rotary", "cross-entropy", "weights")
+PARTS = ("swiglu", "norm", "rotary", "cross-entropy", "weights")
 REPEATS = 4  # calls between two events, so that the host is ahead of the GPU
 ROUNDS = 9
 SWIGLU = activation.Rounded("silu", True, True, True)
@@ -92,6 +96,43 @@ def swiglu(model: config.Decoder, tokens: int, device: torch.device, tiles: bool
         yield Part(
             f"swiglu backward, {name}", x, moved, beside(composed, ours, tiles, f"swiglu {name}"), model.num_layers
         )
+
+
+def norms(model: config.Decoder, tokens: int, device: torch.device, tiles: bool) -> Iterator[Part]:
+    """Yield the norm of a sum, and its backward.
+
+    Their x is the two summands, or the gradient of the norm's output, that of the sum, and the sum.
+    """
+    shape, known, casts = (tokens, model.hidden_size), RowNorm(), BlockCast()
+    x, gain = torch.randn(3, *shape, device=device).to(BF16), torch.rand(model.hidden_size, device=device).to(BF16)
+    packed = pack_fields(Normed, known.p, known.centers, known.eps, False), checked_casts(shape, None, UNREAD, casts)
+    rms = x[2].float().square().mean(-1, keepdim=True).add(known.eps).sqrt()
+
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        total = x[0] + x[1]
+        inverse = total.float().square().mean(-1, keepdim=True).add(known.eps).rsqrt()
+        return total, (total.float() * inverse * gain.float()).to(BF16)
+
+    def ours(x: Tensor, **tile: Tile) -> object:
+        if tile:
+            return norm_cast.launch_cuda(x[0], x[1], gain, None, *packed, **tile)
+        return norm_cast.norm_cast_both(x[0], gain, known, None, UNREAD, casts, branch=x[1])
+
+    calls, numbers = beside(forward, ours, tiles, "norm forward"), tokens * model.hidden_size
+    yield Part("norm forward", x[:2], 4 * 2 * numbers, calls, model.num_layers)
+
+    def backward(x: Tensor) -> tuple[Tensor, Tensor]:
+        dy, xbar = x[0].float(), x[2].float() / rms
+        dxbar = dy * gain.float()
+        dx = (dxbar - xbar * (dxbar * xbar).mean(-1, keepdim=True)) / rms
+        return x[1] + dx.to(BF16), (dy * xbar).sum(0)
+
+    def ours_back(x: Tensor, **tile: Tile) -> tuple[Tensor, Tensor]:
+        call = partial(norm_backward.launch_cuda, **tile) if tile else norm_backward.norm_backward_add
+        return call(x[0], x[2], None, rms, gain, x[1], sums=1)
+
+    calls = beside(backward, ours_back, tiles, "norm backward")
+    yield Part("norm backward", x, 4 * 2 * numbers, calls, 2 * model.num_layers)
 
 
 def rotary(model: config.Decoder, tokens: int, device: torch.device, tiles: bool, length: int) -> Iterator[Part]:
@@ -260,6 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     kernels: dict[str, Callable[..., Iterator[Part]]] = {
         "swiglu": swiglu,
+        "norm": norms,
         "rotary": partial(rotary, length=chosen.length),
         "cross-entropy": cross_entropy,
     }

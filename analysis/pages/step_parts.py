@@ -16,6 +16,8 @@ from mxstudy.results import markdown
 SAID = {  # {part of the benchmark: its name on the page, and the least share of a copy's rate that was wanted}
     "swiglu backward, bf16": ("SwiGLU, backward, bf16", 0.85),
     "swiglu backward, both casts": ("SwiGLU, backward, with both casts", 0.85),
+    "norm forward": ("norm of a sum, forward", None),
+    "norm backward": ("norm of a sum, backward", None),
     "rotary forward": ("rotary embedding, forward", None),
     "rotary backward, bf16": ("rotary embedding, backward, bf16", None),
     "rotary backward, both casts": ("rotary embedding, backward, with both casts", None),

@@ -9,7 +9,9 @@ from interpreter import DEVICE
 from mxstudy.kernels import RowNorm
 from mxstudy.kernels.norm_backward import launch_cuda, norm_backward_add
 from mxstudy.kernels.norm_cast import norm_cast_both
+from mxstudy.kernels.operators import Tile
 from mxstudy.numerics.cast import BlockCast
+from mxstudy.reader import ConfigError
 
 pytestmark = pytest.mark.integration
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -64,6 +66,21 @@ def test_many_rows(most_programs, sums, columns):
     cpu_dx, cpu_sums = norm_backward_add(*at, sums=sums)
     torch.testing.assert_close(cpu_sums, all_sums[:sums], rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(cpu_dx.float(), dx.float(), rtol=2.0**-7, atol=2.0**-7)
+
+
+@pytest.mark.parametrize(("rows", "warps"), [(1, 2), (2, 4), (8, 1)])
+def test_another_tile(rows, warps):
+    at = inputs((2, 56, 512), torch.float32, True)
+    dx, sums = kernel(*at)
+    other_dx, other_sums = (t.cpu() for t in launch_cuda(*(t.to(DEVICE) for t in at), tile=Tile(rows, 512, warps)))
+    torch.testing.assert_close(other_dx, dx, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(other_sums, sums, rtol=1e-5, atol=1e-4)
+
+
+def test_a_tile_whose_rows_do_not_divide_all_rows_is_refused():
+    at = inputs((1, 56, 96), torch.float32, False)
+    with pytest.raises(ConfigError, match="tile: 16 rows do not divide 56"):
+        launch_cuda(*(None if t is None else t.to(DEVICE) for t in at), tile=Tile(16, 96, 4))
 
 
 def test_no_bit_depends_on_the_stack():
