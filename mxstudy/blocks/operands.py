@@ -6,9 +6,11 @@ Where both operands of a tensor are below the scale of the tensor, its absmax is
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mxstudy.blocks.plans import LinearPlan, OperandPlan, settings_of
@@ -76,8 +78,11 @@ def shared_absmax(x: Tensor, linear: PlannedLinear, name: str, **parts: Any) -> 
 
 
 def plain_operand(x: Tensor, cast: Cast, axis: int, after: Tensor | None) -> Tensor:
-    """Return x cast plainly along `axis`, bf16; `after` as in `cast_one`."""
-    return cast_one(x, cast.format, axis, settings_of(cast), after=after)
+    """Return x cast plainly along `axis`, -1 or -2, bf16; `after` as in `cast_one`. `cast.pad`: fill the last block."""
+    settings, size = replace(settings_of(cast), pad_blocks=False), x.shape[axis]
+    if left := -size % settings.block_size if cast.pad else 0:
+        x = F.pad(x, (0, left) if axis == -1 else (0, 0, 0, left))
+    return cast_one(x, cast.format, axis, settings, after=after).narrow(axis, 0, size)
 
 
 def finish_operand(x: Tensor, linear: PlannedLinear, name: str, absmax: Tensor | None = None) -> Operand:

@@ -28,6 +28,7 @@ PLAIN = Implements(
         "pad": (False,),
     },
 )
+ALONE = replace(PLAIN, name="kernels of single casts", cast={**PLAIN.cast, "pad": (False, True)})
 ANY = Implements(
     "fused kernels",
     cast={

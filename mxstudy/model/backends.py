@@ -1,6 +1,7 @@
 """Choose the backend that computes each block from config, model and device, set it up, and describe the choice.
 
-    fused       kernels between GEMMs, casts in them      native      the hardware's MX GEMM, module by module
+    fused       kernels between GEMMs, casts in them;     native      the hardware's MX GEMM, module by module
+                of a head, casts by kernels
     grouped     all experts in one GEMM, plain casts      reference   module by module, expert by expert, in PyTorch:
                 by kernels on a GPU                                   the arithmetic that the others are compared with
 
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from mxstudy.blocks.plans import PLAIN
+from mxstudy.blocks.plans import ALONE
 from mxstudy.config.casts import Gemms
 from mxstudy.config.precision_plan import EARLIER_BACKENDS
 from mxstudy.kernels.native import why_not_native
@@ -76,7 +77,7 @@ def choose(name: str, module: nn.Module, backend: str, target: Target) -> Backen
         reason = reasons[backend]
         if reason is None:
             return Backend(backend, left_to_reference=left_of(module, backend))
-        is_head = backend == "fused" and isinstance(module, MXLinear)  # a linear outside all blocks is never fused
+        is_head = backend == "fused" and isinstance(module, MXLinear)
         if is_plain(module) or is_head:
             return Backend("reference", reason)
         raise ConfigError(
@@ -105,8 +106,11 @@ def use_native(module: nn.Module, on: bool, target: Target) -> None:
 
 
 def use_fused(module: nn.Module, on: bool, target: Target) -> None:
+    """Switch a block's fused kernels on or off, or the kernels that cast the operands of a head."""
     if isinstance(module, Fusable):
         module.set_fused(on)
+    elif isinstance(module, MXLinear):
+        cast_by_kernels([module], on, target)
 
 
 def use_grouped(module: nn.Module, on: bool, target: Target) -> None:
@@ -114,16 +118,24 @@ def use_grouped(module: nn.Module, on: bool, target: Target) -> None:
 
     Casts along the token axis are slow as a compiler makes them.
     """
-    cast_by_kernels(linears_in(module), on, target)
-    for mixture in mixtures_of(module).values():
+    mixtures = mixtures_of(module).values()
+    if mixtures:
+        cast_by_kernels(linears_in(module), on, target)
+    for mixture in mixtures:
         mixture.is_grouped = on
 
 
 def cast_by_kernels(linears: Iterable[MXLinear], on: bool, target: Target) -> None:
     """Let kernels make the operands of linears that run module by module on a GPU in bf16, if all casts are plain."""
-    has_kernels = on and target.device.type == "cuda" and target.compute == torch.bfloat16
     for linear in linears:
-        linear.casts_by_kernel = has_kernels and not linear.native and PLAIN.why_not(linear.gemms) is None
+        linear.casts_by_kernel = on and not linear.native and why_no_casts(linear, target) is None
+
+
+def why_no_casts(linear: MXLinear, target: Target) -> str | None:
+    """Return why kernels cannot make the operands of a linear that runs module by module, or None if they can."""
+    if target.device.type != "cuda" or target.compute != torch.bfloat16:
+        return "outside blocks kernels make operands on a GPU and in bf16 alone"
+    return ALONE.why_not(linear.gemms)
 
 
 def left_of(module: nn.Module, backend: str) -> str | None:
@@ -146,7 +158,9 @@ def why_no_native(module: nn.Module, target: Target) -> str | None:
 
 def why_not_fused(module: nn.Module, target: Target) -> str | None:
     """Return why the module cannot run in fused kernels, or None if it can."""
-    return module.why_not_fused(target) if isinstance(module, Fusable) else "it is outside all blocks"
+    if isinstance(module, Fusable):
+        return module.why_not_fused(target)
+    return why_no_casts(module, target) if isinstance(module, MXLinear) else "it is no block and no linear"
 
 
 def why_not_grouped(module: nn.Module, target: Target) -> str | None:

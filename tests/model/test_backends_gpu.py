@@ -71,6 +71,24 @@ def distance(one: list[Tensor], other: list[Tensor]) -> float:
     return max(((a - b).norm() / b.norm()).item() for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.parametrize("vocabulary", [128, 100])
+def test_a_quantised_head_is_the_references(vocabulary: int) -> None:
+    """With 100 words the last block of dgrad's operands is filled with zeros."""
+    plan = (config.PrecisionRow(plan={"layers.*": "mxfp8"}),)
+    found = []
+    for backend in ("auto", "reference"):
+        precision = config.Precision(schedule=plan, backend=backend, head=True, pad_blocks=True)
+        sized = replace(MODEL, vocab_size=vocabulary)
+        model = Decoder(sized, config.RMSNorm(), precision.settings, torch.bfloat16).to(DEVICE)
+        model.init_weights(0)
+        apply_precision(model, precision, 0, "bf16", DEVICE)
+        assert model.output.casts_by_kernel == (backend == "auto")
+        tokens = torch.randint(vocabulary, (4, 128), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+        loss = model(tokens, tokens, tokens.numel())
+        found.append([loss[None], *torch.autograd.grad(loss, list(model.parameters()))])
+    assert distance(*found) < 0.01
+
+
 @pytest.mark.parametrize("name", INGREDIENTS)
 def test_an_ingredient_counts_and_is_the_references(name: str) -> None:
     """The two backends are much nearer to each other than the ingredient's effect."""

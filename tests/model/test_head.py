@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from mxstudy import config
 from mxstudy.blocks import linear_cross_entropy as chunked
+from mxstudy.model.backends import apply_backends, plan_backends
+from mxstudy.model.fusable import Backend, Target
 from mxstudy.reader import ConfigError
 from mxstudy.train.loop import TrainingRun, train_step, validate
 
@@ -45,6 +47,45 @@ def test_the_loss_has_the_bits_of_whole_logits(settings: config.Pretrain) -> Non
     weights = list(run.model.parameters())
     for one, other in zip(*(torch.autograd.grad(of, weights) for of in (loss, wanted)), strict=True):
         assert_same_bits(one, other)
+
+
+PADDED = replace(
+    QUANTISED,
+    model=replace(tiny.MODEL, vocab_size=100),
+    precision=replace(
+        QUANTISED.precision, pad_blocks=True, scale_rule="floor", rounding="away", operand_pre_round=True
+    ),
+)
+
+
+@pytest.mark.parametrize("settings", [QUANTISED, PADDED], ids=["whole blocks", "padded"])
+def test_by_kernels_a_quantised_head_has_the_bits_of_the_reference(settings: config.Pretrain) -> None:
+    run, _ = tiny.build(settings)
+    tokens, targets = (ids % settings.model.vocab_size for ids in first_micro_batch(run))
+    found = []
+    for run.model.output.casts_by_kernel in (False, True):
+        loss = run.model(tokens, targets, run.tokens_per_step)
+        found.append([loss, *torch.autograd.grad(loss, list(run.model.parameters()))])
+    for one, other in zip(*found, strict=True):
+        assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "why"),
+    [
+        (QUANTISED, "cuda", None),
+        (PADDED, "cuda", None),
+        (QUANTISED, "cpu", "outside blocks kernels make operands on a GPU and in bf16 alone"),
+        (RANDOM, "cuda", "kernels of single casts do not support forward_x.rounding=stochastic, only even or away"),
+    ],
+)
+def test_on_a_gpu_kernels_cast_for_a_quantised_head(settings: config.Pretrain, device: str, why: str | None) -> None:
+    run, _ = tiny.build(settings)
+    target = Target(torch.bfloat16, torch.device(device))
+    backends = plan_backends(run.model, "auto", target)
+    assert backends["output"] == (Backend("fused") if why is None else Backend("reference", why))
+    apply_backends(run.model, backends, target)
+    assert run.model.output.casts_by_kernel == (why is None)
 
 
 class Shapes(TorchDispatchMode):
