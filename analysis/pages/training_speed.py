@@ -244,7 +244,7 @@ def gathered_bytes(how: str) -> str:
 
 
 def gathered_losses() -> str:
-    """Return in how many digits the losses agree of runs with deterministic sums, or that they are equal bit by bit."""
+    """Return how the losses of both cases compare in runs with deterministic sums."""
     bf16, mx = (row("all_gather_deterministic", all_gather=how)["loss"] for how in GATHERED)
     return "the same loss, bit for bit" if bf16 == mx else f"losses that differ by {abs(bf16 - mx):.1g}"
 

@@ -28,6 +28,7 @@ PLAIN = Implements(
         "pad": (False,),
     },
 )
+# What a kernel of its own casts outside blocks (`mxstudy.blocks.operands.plain_operand`).
 ALONE = replace(PLAIN, name="kernels of single casts", cast={**PLAIN.cast, "pad": (False, True)})
 ANY = Implements(
     "fused kernels",
