@@ -73,7 +73,7 @@ def distance(one: list[Tensor], other: list[Tensor]) -> float:
 
 @pytest.mark.parametrize("vocabulary", [128, 100])
 def test_a_quantised_head_is_the_references(vocabulary: int) -> None:
-    """With 100 words the last block of dgrad's operands is filled with zeros."""
+    """Compare loss and gradients; with 100 words zeros fill the last block of dgrad's operands."""
     plan = (config.PrecisionRow(plan={"layers.*": "mxfp8"}),)
     found = []
     for backend in ("auto", "reference"):
