@@ -57,7 +57,6 @@ class MXLinear(nn.Module):
     is_of_experts = False
     on_tensor_cores = False
     native = False
-    casts_by_kernel = False
     random: Random | None = None
 
     def __init__(
@@ -68,6 +67,7 @@ class MXLinear(nn.Module):
         self.init_stds = init_std if isinstance(init_std, tuple) else (init_std,)
         self.weight = nn.Parameter(normal_weight((*experts, out_features, in_features), self.init_stds))
         self.gemms, self.cast = Gemms(), BlockCast()
+        self.casts_by_kernel = False  # not of the class: code that was compiled without it would be compiled anew
 
     def forward(self, x: Tensor) -> Tensor:
         if self.on_tensor_cores:
