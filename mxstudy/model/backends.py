@@ -1,7 +1,7 @@
 """Choose the backend that computes each block from config, model and device, set it up, and describe the choice.
 
     fused       kernels between GEMMs, casts in them;     native      the hardware's MX GEMM, module by module
-                of a head, casts by kernels
+                for a head: casts by kernels
     grouped     all experts in one GEMM, plain casts      reference   module by module, expert by expert, in PyTorch:
                 by kernels on a GPU                                   the arithmetic that the others are compared with
 
@@ -77,7 +77,7 @@ def choose(name: str, module: nn.Module, backend: str, target: Target) -> Backen
         reason = reasons[backend]
         if reason is None:
             return Backend(backend, left_to_reference=left_of(module, backend))
-        is_head = backend == "fused" and isinstance(module, MXLinear)
+        is_head = backend == "fused" and isinstance(module, MXLinear)  # one without kernels keeps no block from them
         if is_plain(module) or is_head:
             return Backend("reference", reason)
         raise ConfigError(
@@ -134,7 +134,7 @@ def cast_by_kernels(linears: Iterable[MXLinear], on: bool, target: Target) -> No
 def why_no_casts(linear: MXLinear, target: Target) -> str | None:
     """Return why kernels cannot make the operands of a linear that runs module by module, or None if they can."""
     if target.device.type != "cuda" or target.compute != torch.bfloat16:
-        return "outside blocks kernels make operands on a GPU and in bf16 alone"
+        return "outside blocks kernels make operands only on a GPU, and only in bf16"
     return ALONE.why_not(linear.gemms)
 
 

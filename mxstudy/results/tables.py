@@ -36,17 +36,18 @@ def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> 
     about = json.dumps({key: value for key, value in provenance.items() if key != "code_files"}).encode()
     one_config = with_one_config(frame)
     narrow = with_one_list(one_config)
+    has_list = narrow is not one_config
     mixed = mixed_columns(narrow)
     table = pa.Table.from_pandas(
         narrow.assign(**{name: narrow[name].map(json.dumps) for name in mixed}), preserve_index=False
     )
     metadata = {PROVENANCE: about} | ({MIXED: json.dumps(mixed).encode()} if mixed else {})
     metadata |= {ONE_CONFIG: b"1"} if one_config is not frame else {}
-    metadata |= {ONE_LIST: b"1"} if narrow is not one_config else {}
+    metadata |= {ONE_LIST: b"1"} if has_list else {}
     table = table.replace_schema_metadata(None)  # pandas' own is often larger than the rows
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     others = [name for name in table.column_names if name not in floats and name != VALUES]
-    floats += [f"{VALUES}.list.element"] if narrow is not one_config else []
+    floats += [f"{VALUES}.list.element"] if has_list else []
     smaller = {"use_dictionary": others, "use_byte_stream_split": floats} if floats else {}  # saves a quarter to a half
     how = {
         "compression": "zstd",
@@ -107,8 +108,8 @@ def with_one_list(frame: pd.DataFrame) -> pd.DataFrame:
     names = [name for name, dtype in frame.dtypes.items() if "/" in str(name) and dtype == "float32"]
     if len(names) < 2 or frame.empty or len(frame) > LONG:
         return frame
-    for taken in {VALUES, NAMES} & {*frame}:
-        raise ConfigError(f"a table cannot have a column {taken} beside columns such as {names[0]}; rename it")
+    taken = ", ".join(sorted({VALUES, NAMES} & {*frame}))
+    require(not taken, f"a table cannot have a column {taken} beside columns such as {names[0]}; rename it")
     one = pd.DataFrame({NAMES: [names] + [None] * (len(frame) - 1), VALUES: [*frame[names].to_numpy()]}, frame.index)
     at, others = list(frame).index(names[0]), frame.drop(columns=names)
     return pd.concat([others.iloc[:, :at], one, others.iloc[:, at:]], axis="columns")

@@ -75,7 +75,7 @@ def test_by_kernels_a_quantised_head_has_the_bits_of_the_reference(settings: con
     [
         (QUANTISED, "cuda", None),
         (PADDED, "cuda", None),
-        (QUANTISED, "cpu", "outside blocks kernels make operands on a GPU and in bf16 alone"),
+        (QUANTISED, "cpu", "outside blocks kernels make operands only on a GPU, and only in bf16"),
         (RANDOM, "cuda", "kernels of single casts do not support forward_x.rounding=stochastic, only even or away"),
     ],
 )
