@@ -281,9 +281,11 @@ RECIPE_23M: Parts = {
 OLMO_GAINS: Parts = {**parts(GAINS.sweep), "arms": partial(arms, GAINS)}
 FP4_PAGE = "fp4_recipes"
 BY_FP4_SWEEP = {of.sweep: of for of in QUESTIONS}
+GRADIENTS = "(dgrad|wgrad)_dh"  # a pattern of the output gradients' casts
+ON_H100 = ("fp4_signs", "fp4_clipping", "fp4_range")  # the others are of H200
 FP4: Parts = {
     **parts(FP4_PAGE, *BY_FP4_SWEEP),
-    "made twice": partial(made_twice, *(sweep for sweep in BY_FP4_SWEEP if sweep != "fp4_signs")),
+    "made twice": partial(made_twice, *(sweep for sweep in BY_FP4_SWEEP if sweep not in ON_H100)),
     "NVFP4 minus MXFP4": partial(mean_difference, "fp4-scales-nv", FP4_PAGE),
     "E4M3 scales minus E8M0": partial(mean_difference, "fp4-scales-format", FP4_PAGE),
     "E8M0, 16 minus 32": partial(mean_difference, "fp4-scales-size", FP4_PAGE),
@@ -326,10 +328,42 @@ FP4: Parts = {
     "random signs": partial(described, "fp4_signs", "by call", "all +1"),
     "signs after the transform": partial(described, "fp4_signs", "by call, after", "all +1"),
     "same product": same_product,
+    **{
+        f"stochastic, {said}": partial(described, "fp4_clipping", f"S, {scales}", f"N, {scales}")
+        for said, scales in (("clipped", "floor"), ("3/4", "floor, 3/4"), ("rounded up", "ceil"))
+    },
+    "nearest, 3/4": partial(described, "fp4_clipping", "N, floor, 3/4", "N, floor"),
+    "nearest, rounded up": partial(described, "fp4_clipping", "N, ceil", "N, floor"),
+    **{
+        f"noise of gradients, {arm}": partial(
+            of_casts, BY_FP4_SWEEP["fp4_clipping"], arm, f"{GRADIENTS}/sqnr_db", "{:.1f} dB"
+        )
+        for arm in ("N, floor, 3/4", "S, floor, 3/4", "N, ceil", "S, ceil")
+    },
+    "whole range": partial(described, "fp4_range", "whole range, 24 bits", "16/17, 24 bits"),
+    "8 bits": partial(described, "fp4_range", "16/17, 8 bits", "16/17, 24 bits"),
+    **{
+        f"clipped of gradients, {arm}": partial(
+            of_casts, BY_FP4_SWEEP[sweep], arm, f"{GRADIENTS}/overflow_fraction", "{:.1%}"
+        )
+        for sweep, names in (
+            ("fp4_clipping", ("N, floor", "S, ceil")),
+            ("fp4_range", ("whole range, 24 bits", "16/17, 24 bits")),
+        )
+        for arm in names
+    },
     "made on both kinds": partial(made_twice, "fp4_signs", "fp4_where"),
     **{
         f"price of {claim}": partial(price, claim, FP4_PAGE)
-        for claim in ("fp4-tail-first", "fp4-four-over-six-rows", "fp4-four-over-six-squares", "fp4-signs-harm")
+        for claim in (
+            "fp4-tail-first",
+            "fp4-four-over-six-rows",
+            "fp4-four-over-six-squares",
+            "fp4-signs-harm",
+            "fp4-clipping-explains-headroom",
+            "fp4-range-clipping",
+            "fp4-range-bits",
+        )
     },
     **{f"arms of {of.sweep}": partial(arms, of) for of in QUESTIONS},
     **{

@@ -95,4 +95,5 @@ FLOORS: Parts = {
     "MFU at the data sheet's rate, llama_1b": lambda: mfu_at("llama_1b", fewer_bytes("llama_1b"), DATA_SHEET),
     "left to all others, llama_125m": partial(left_to_others, "llama_125m"),
     "all others, llama_125m": lambda: f"{ms_of('llama_125m', BF16, GPU)[REST]:.1f}",
+    "all others, llama_125m, H100": lambda: f"{ms_of('llama_125m', BF16, 'H100')[REST]:.1f}",
 }
