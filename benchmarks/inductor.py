@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from mxstudy.compat.torch_compiler import entries_that_drop_roundings
+
 aten = torch.ops.aten
 # The results of GEMMs and of the attention, which are kept for the backward where the rest is recomputed.
 PRODUCTS = {
@@ -35,7 +37,6 @@ class OwnSettings:
         import torch._inductor.config as inductor
         import torch.compiler.config as compiler
         from torch._inductor.codegen.cpp import CppKernel
-        from torch._inductor.fx_passes import joint_graph
 
         if inductor.emulate_precision_casts:
             raise RuntimeError("Inductor keeps roundings already: take its own settings before configure_torch")
@@ -43,11 +44,7 @@ class OwnSettings:
         if hasattr(inductor, "eager_numerics"):
             self.options["eager_numerics.division_rounding"] = inductor.eager_numerics.division_rounding
         self.tag, self.conversions = compiler.cache_key_tag, CppKernel.cache_dtype_convert
-        self.patterns = joint_graph.patterns.patterns
-        self.passes = {
-            key: [entry for entry in entries if getattr(entry, "handler", None) is joint_graph.pointless_convert]
-            for key, entries in self.patterns.items()
-        }
+        self.passes = entries_that_drop_roundings()
 
     def compile(self, block: nn.Module) -> None:
         block.compile(fullgraph=True, options=self.options)
@@ -60,15 +57,15 @@ class OwnSettings:
 
         tag, conversions = compiler.cache_key_tag, CppKernel.cache_dtype_convert
         compiler.cache_key_tag, CppKernel.cache_dtype_convert = self.tag, self.conversions  # type: ignore[method-assign]
-        there = {key: list(self.patterns[key]) for key in self.passes}
-        for key, entries in self.passes.items():
-            self.patterns[key] += [entry for entry in entries if entry not in there[key]]
+        added = [[entry for entry in dropping if entry not in entries] for entries, dropping in self.passes]
+        for (entries, _), own in zip(self.passes, added, strict=True):
+            entries += own
         try:
             yield
         finally:
             compiler.cache_key_tag, CppKernel.cache_dtype_convert = tag, conversions  # type: ignore[method-assign]
-            for key, entries in there.items():
-                self.patterns[key][:] = entries
+            for (entries, _), own in zip(self.passes, added, strict=True):
+                entries[:] = [entry for entry in entries if entry not in own]
 
 
 def recompute_between_products(block: nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,23 +33,32 @@ def keep_floats_constant() -> None:
 def keep_roundings() -> None:
     """Make Inductor round wherever the code does: x.to(bfloat16).to(float32) is not x, and x / y is rounded once.
 
-    Why: its options leave two gaps. A pass over the graph (`pointless_convert`) removes such pairs of conversions,
-    before torch 2.13 whatever `emulate_precision_casts` says; and on CPU a kernel reuses the source of a conversion.
-    Both are removed, in this process and for good. A graph from torch's cache may have lost roundings, so the cache's
-    key gets a tag of its own.
+    Why: its options leave three gaps. A pass over the graph (`pointless_convert`) removes such pairs of conversions,
+    before torch 2.13 whatever `emulate_precision_casts` says. Two others (`addmm`, `unfuse_bias_add_to_pointwise`)
+    join a product with the sum after it, or part them, so that a product in bf16 is not rounded before it is added, or
+    is rounded where it was not. And on CPU a kernel reuses the source of a conversion. All are removed, in this process
+    and for good. A graph from torch's cache may have lost roundings, so the cache's key gets a tag of its own.
     """
     import torch._inductor.config as inductor
     import torch.compiler.config as compiler
     from torch._inductor.codegen.cpp import CppKernel
-    from torch._inductor.fx_passes import joint_graph
 
     inductor.emulate_precision_casts = True
     if hasattr(inductor, "eager_numerics"):
         inductor.eager_numerics.division_rounding = True
-    for entries in joint_graph.patterns.patterns.values():
-        entries[:] = [e for e in entries if getattr(e, "handler", None) is not joint_graph.pointless_convert]
+    for entries, dropping in entries_that_drop_roundings():
+        entries[:] = [entry for entry in entries if entry not in dropping]
     CppKernel.cache_dtype_convert = lambda *_: None  # type: ignore[method-assign]
-    compiler.cache_key_tag = "mxstudy keeps all roundings"
+    compiler.cache_key_tag = "mxstudy keeps all roundings, of products too"
+
+
+def entries_that_drop_roundings() -> list[tuple[list[Any], list[Any]]]:
+    """Return Inductor's lists of passes over a graph, each with those of its entries that change roundings."""
+    from torch._inductor.fx_passes import joint_graph, post_grad
+
+    dropping = (joint_graph.pointless_convert, post_grad.addmm, post_grad.unfuse_bias_add_to_pointwise)
+    lists = [entries for one in (joint_graph.patterns, *post_grad.pass_patterns) for entries in one.patterns.values()]
+    return [(entries, [e for e in entries if getattr(e, "handler", None) in dropping]) for entries in lists]
 
 
 def build_dtype_rules_once() -> None:

@@ -6,6 +6,7 @@ If a test of the first half fails with a new torch, look in torch/_dynamo and to
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import forked
 import pytest
@@ -23,7 +24,13 @@ ROUND_TRIPS = {
     "in between": lambda x: (x * 1.0001).to(torch.bfloat16).float() * 3,
     "a gain": lambda x: round_gain(x, "bf16", None, BlockCast()) + 1,
     "before a cast": lambda x: torch.nn.functional.gelu(x.to(torch.bfloat16)).float() * 2,
+    "a product": lambda x: x.to(torch.bfloat16) @ x.to(torch.bfloat16) + x.to(torch.bfloat16),
+    "a product and a bias": lambda x: torch.addmm(x[0], x, x).to(torch.bfloat16).relu(),
 }
+
+
+def handlers_of(*passes: Any) -> list[object]:
+    return [getattr(e, "handler", None) for one in passes for entries in one.patterns.values() for e in entries]
 
 
 def untouched() -> None:
@@ -32,10 +39,12 @@ def untouched() -> None:
     import torch.compiler.config as compiler
     from torch._inductor.codegen.cpp import CppKernel
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
-    from torch._inductor.fx_passes import joint_graph
+    from torch._inductor.fx_passes import joint_graph, post_grad
 
-    handlers = [getattr(e, "handler", None) for entries in joint_graph.patterns.patterns.values() for e in entries]
+    handlers = handlers_of(joint_graph.patterns, *post_grad.pass_patterns)
     assert joint_graph.pointless_convert in handlers, "no pass pointless_convert"
+    assert post_grad.addmm in handlers, "no pass addmm"
+    assert post_grad.unfuse_bias_add_to_pointwise in handlers, "no pass unfuse_bias_add_to_pointwise"
     names = list(inspect.signature(vars(CppKernel)["cache_dtype_convert"]).parameters)
     assert names == ["self", "dst", "dst_dtype", "src", "src_dtype"], names
     assert inductor.emulate_precision_casts is False
@@ -63,14 +72,16 @@ def test_a_kernel_asks_for_the_conversions_that_it_remembers() -> None:
 
 
 @pytest.mark.integration
-def test_no_pass_removes_conversions() -> None:
+def test_no_pass_removes_conversions_or_joins_a_product_and_a_sum() -> None:
     import torch._inductor.config as inductor
-    from torch._inductor.fx_passes import joint_graph
+    from torch._inductor.fx_passes import joint_graph, post_grad
 
     keep_roundings()
-    entries = [entry for entries in joint_graph.patterns.patterns.values() for entry in entries]
-    assert entries
-    assert joint_graph.pointless_convert not in [getattr(entry, "handler", None) for entry in entries]
+    handlers = handlers_of(joint_graph.patterns, *post_grad.pass_patterns)
+    assert any(handlers)
+    assert joint_graph.pointless_convert not in handlers
+    assert post_grad.addmm not in handlers
+    assert post_grad.unfuse_bias_add_to_pointwise not in handlers
     assert inductor.emulate_precision_casts
     assert inductor.eager_numerics.division_rounding
 
