@@ -1,8 +1,8 @@
 """Cross-entropy of rows of logits: a row is read once for its sum and once more, backwards, for its gradient.
 
-A program has a row, WIDTH columns at a time. Its threads keep a maximum and a sum for every GROUP neighbouring columns,
-so that they meet only at the end of the row. The rows of all programs at once do not fit into the L2 cache, but their
-last columns do, so the second reading begins with these.
+A program has a row, WIDTH columns at a time, and asks for the next ones before it computes with these. Its threads keep
+a maximum and a sum for every GROUP neighbouring columns, so that they meet only at the end of the row. The rows of all
+programs at once may not fit into the L2 cache, but their last columns do, so the second reading begins with these.
 """
 
 import triton
@@ -33,13 +33,16 @@ def cross_entropy_kernel(
     groups = tl.arange(0, WIDTH // GROUP) * GROUP
     columns = groups[:, None] + tl.arange(0, GROUP)[None, :]
 
+    LAST: tl.constexpr = (COLUMNS - 1) // WIDTH * WIDTH
     top = tl.full((WIDTH // GROUP,), LEAST, tl.float32)
     total = tl.zeros((WIDTH // GROUP,), tl.float32)
-    for start in range(0, COLUMNS, WIDTH):
-        x = tl.load(logits_ptr + start + columns, mask=start + columns < COLUMNS, other=-float("inf")).to(tl.float32)
-        higher = tl.maximum(top, tl.max(x, 1))
-        total = total * exponential(top - higher) + tl.sum(exponential(x - higher[:, None]), 1)
-        top = higher
+    x = tl.load(logits_ptr + columns, mask=columns < COLUMNS, other=-float("inf"))
+    for start in range(0, LAST, WIDTH):
+        following = start + WIDTH + columns
+        ahead = tl.load(logits_ptr + following, mask=following < COLUMNS, other=-float("inf"))
+        top, total = added(x, top, total)
+        x = ahead
+    top, total = added(x, top, total)
     highest = tl.max(top, 0)
     log_sum = highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
     tl.store(nats_ptr + row, log_sum - of_target)
@@ -47,10 +50,19 @@ def cross_entropy_kernel(
     if WITH_GRADIENT:
         scale = tl.where(is_column, scale, float("nan"))
         for after in range(0, COLUMNS, WIDTH):
-            there = (COLUMNS - 1) // WIDTH * WIDTH - after + columns
-            x = tl.load(logits_ptr + there, mask=there < COLUMNS, other=0.0).to(tl.float32)
-            gradient = exponential(x - log_sum) * scale
+            there = LAST - after + columns
+            ahead = tl.load(logits_ptr + there - WIDTH, mask=there >= WIDTH, other=0.0)
+            gradient = exponential(x.to(tl.float32) - log_sum) * scale
             tl.store(logits_ptr + there, gradient.to(logits_ptr.dtype.element_ty), mask=there < COLUMNS)
+            x = ahead
         tl.debug_barrier()  # the target's comes after what another thread has stored there
         of_target = tl.exp(of_target - log_sum) * scale - scale
         tl.store(logits_ptr + target, of_target.to(logits_ptr.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
+def added(x, top, total):
+    """Return the maxima and sums of groups, with the groups' next columns x [groups, GROUP] added."""
+    x = x.to(tl.float32)
+    higher = tl.maximum(top, tl.max(x, 1))
+    return higher, total * exponential(top - higher) + tl.sum(exponential(x - higher[:, None]), 1)
