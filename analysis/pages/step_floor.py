@@ -39,8 +39,8 @@ def moved_bytes(model: str) -> dict[str, float]:
         CASTS: of.layers * (2 * TO_BF16 * of.block_weights + 2 * 2 * bf16 * of.hidden),
         "cross-entropy": bf16 * of.vocabulary * 2,  # logits are read, and their gradient is written
         OPTIMIZER: (STATE + CLIPPED) * of.parameters,
-        # the sum at the end of a block; the embedding's rows in FP32, then in bf16, and back; its gradient, zeros first;
-        # the head's weight in bf16; its gradient, zeros first, rounded to bf16, then in FP32; that of the head's input
+        # the sum at the end of a block; the embedding's rows in FP32, then in bf16, and back; its gradient, over zeros;
+        # the head's weight in bf16; its gradient, over zeros, rounded to bf16, then in FP32; that of the head's input
         REST: bf16 * of.hidden * (of.layers * 3 + 4 + 3 + 3 + 2 + 2)
         + of.vocabulary * of.hidden * (2 * 4 + TO_BF16 + 4 + 2 * TO_BF16),
     }
