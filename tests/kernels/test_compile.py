@@ -169,7 +169,7 @@ def test_gradients_of_swiglu_and_of_heads_stay_in_registers(tmp_path: Path) -> N
 
 
 def test_cross_entropy_meets_only_at_the_end_of_a_row(tmp_path: Path) -> None:
-    """Its loops have no barrier and no shuffle, and move 16 bytes at a time. For a row of two parts the first is unrolled."""
+    """Its loops have no barrier and no shuffle, and move 16 bytes at a time. A loop of one round is unrolled."""
     variants = [(128_256, True), (128_256, False), (32_000, True)]
     for (columns, with_gradient), found in zip(
         variants, ahead("ahead_cross_entropy.py", variants, tmp_path), strict=True
