@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from analysis.command import Parser, command
 from analysis.pages.approximation import APPROXIMATION
 from analysis.pages.equivalence import EQUIVALENCE
+from analysis.pages.fp4_sweeps import FP4
 from analysis.pages.kernels import KERNELS
 from analysis.pages.language_models import PRETRAIN, SENSITIVITY
 from analysis.pages.learning_rate_window import WINDOW
@@ -24,7 +25,7 @@ from analysis.pages.shakespeare import SHAKESPEARE
 from analysis.pages.side_by_side import SIDE_BY_SIDE
 from analysis.pages.spike_pilot import SPIKE_PILOT
 from analysis.pages.spike_proxy import PROXY
-from analysis.pages.stated_lots import FP4, LR_PAIRED, OLMO_GAINS, RECIPE_23M
+from analysis.pages.stated_lots import LR_PAIRED, OLMO_GAINS, RECIPE_23M
 from analysis.pages.step_cost import TRAIN_STEP
 from analysis.pages.step_parts import PARTS
 from analysis.pages.student_ablations import STUDENT_ABLATIONS

@@ -9,13 +9,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, partial
-from itertools import combinations
 
 import pandas as pd
 
 from analysis.arm_losses import losses
-from analysis.fp4.errors import at_the_end
-from analysis.fp4.questions import QUESTIONS
 from analysis.ledger.claim import NOT_RUN, Judged, judge
 from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.instability_language import GAIN, OPERATIONS
@@ -26,8 +23,8 @@ from analysis.pages.language_models import LOSS, NORM, NORMS
 from analysis.pages.marks import Parts, share_of
 from analysis.recipe.arms_23m import FLOOR, OPERANDS, RECIPE, RECIPE_AGAIN
 from analysis.stated import Question
-from analysis.statistics import CONFIDENCE, Effect
-from analysis.units import DEPTH, PLAN, RATE, SEED, chosen, died, ended, power
+from analysis.statistics import Effect
+from analysis.units import PLAN, RATE, SEED, chosen, died, ended, power
 from mxstudy.results import markdown
 
 PAIRED = "lr_sensitivity_paired"
@@ -183,66 +180,6 @@ def needed_units(claim: str) -> str:
     return share_of(pd.Series([one.claim.rule.verdict(less, one.claim.rate) != whole for less in without]))
 
 
-def of_casts(of: Question, arm: str, statistic: str, form: str) -> str:
-    """Return a statistic of the saturation probe, the mean over operands, linears and runs at the last measurement."""
-    runs, measured = runs_of(of.sweep), Tables(RESULTS).one(of.sweep, "saturation")
-    if runs is None or measured is None:
-        return NOT_RUN
-    own = measured[measured["fingerprint"].isin(runs.loc[chosen(runs, of.arms[arm]), "fingerprint"])]
-    return form.format(at_the_end(own, rf"/{statistic}$").mean()).replace("%", " %")
-
-
-def described(sweep: str, arm: str, baseline: str, of_baseline: str | None = None) -> str:
-    """Return an arm's loss minus another's, with its 95 % interval, whether or not a claim is about these two.
-
-    `of_baseline` is the sweep whose table has the other arm's runs, by default the same.
-    """
-    found = minus(BY_FP4_SWEEP[sweep], arm, baseline, BY_FP4_SWEEP[of_baseline or sweep])
-    if found is None:
-        return NOT_RUN
-    low, high = Effect(found).interval(CONFIDENCE)
-    return f"{found.mean():+.4f} ({low:+.4f} .. {high:+.4f})"
-
-
-def made_twice(*sweeps: str) -> str:
-    """Return how many runs these sweeps have from two machines, and how far apart their losses are, by median and most.
-
-    A run with equal losses in two tables counts as one that they share.
-    """
-    losses_of = [runs.set_index("fingerprint")[LOSS] for runs in map(runs_of, sweeps) if runs is not None]
-    apart = pd.concat([(one - other).abs() for one, other in combinations(losses_of, 2)]).dropna()
-    largest = apart[apart > 0].groupby(level=0).max()
-    return f"{len(largest)}, {largest.median():.4f} nats apart in the median and {largest.max():.4f} at most"
-
-
-def same_product() -> str:
-    """Return the loss of an arm minus that of another with the same products, by pair of seeds: '+0.0001, -0.0002'."""
-    found = minus(BY_FP4_SWEEP["fp4_signs"], "by call, after", "all +1")
-    assert found is not None
-    return ", ".join(f"{value:+.4f}" for value in found)
-
-
-def price(claim: str, page: str) -> str:
-    """Return how many pairs would decide a claim, if mean and spread stay: '11 pairs (12 more runs)'."""
-    one, found = difference(claim, page)
-    if found is None:
-        return NOT_RUN
-    needed = one.claim.rule.needed(found, one.claim.rate)
-    if needed is None:
-        return "more pairs than were looked for"
-    arms_of_it = {*one.claim.arms.split("; ")}
-    return f"{needed} pairs ({(needed - found.count) * len(arms_of_it)} more runs)"
-
-
-def share_of_a_block(of: Question, arm: str) -> str:
-    """Return what each block costs if all cost the same: an arm's loss minus bf16's, over the number of blocks."""
-    runs = runs_of(of.sweep)
-    if runs is None:
-        return NOT_RUN
-    found = losses(of, runs)
-    return f"{found[arm].value / runs[DEPTH].iloc[0]:+.4f}" if arm in found else NOT_RUN
-
-
 def by_rate(name: str) -> str:
     """Return a table of the mean losses by learning rate and norm, and of MXNorm's loss minus RMSNorm's."""
     runs = runs_of(name)
@@ -279,97 +216,4 @@ RECIPE_23M: Parts = {
     "finished again": partial(finished, RECIPE_AGAIN.sweep),
 }
 OLMO_GAINS: Parts = {**parts(GAINS.sweep), "arms": partial(arms, GAINS)}
-FP4_PAGE = "fp4_recipes"
-BY_FP4_SWEEP = {of.sweep: of for of in QUESTIONS}
-GRADIENTS = "(dgrad|wgrad)_dh"  # a pattern of the output gradients' casts
-ON_H100 = ("fp4_signs", "fp4_clipping", "fp4_range")  # the others are of H200
-FP4: Parts = {
-    **parts(FP4_PAGE, *BY_FP4_SWEEP),
-    "made twice": partial(made_twice, *(sweep for sweep in BY_FP4_SWEEP if sweep not in ON_H100)),
-    "NVFP4 minus MXFP4": partial(mean_difference, "fp4-scales-nv", FP4_PAGE),
-    "E4M3 scales minus E8M0": partial(mean_difference, "fp4-scales-format", FP4_PAGE),
-    "E8M0, 16 minus 32": partial(mean_difference, "fp4-scales-size", FP4_PAGE),
-    "E4M3, 16 minus 32": partial(described, "fp4_scales", "E4M3 scales, blocks of 16", "E4M3 scales, blocks of 32"),
-    **{
-        f"{said}, {recipe}": partial(described, "fp4_where", f"{scales} {more}", f"{scales} {less}")
-        for scales, recipe in (("MX", "MXFP4"), ("NV", "NVFP4"))
-        for said, more, less in (("dgrad beside F", "FD", "F"), ("wgrad beside FD", "FDW", "FD"))
-    },
-    **{
-        f"{said} of {arm}": partial(of_casts, BY_FP4_SWEEP["fp4_scales"], arm, statistic, form)
-        for arm in BY_FP4_SWEEP["fp4_scales"].arms
-        if arm != "bf16"
-        for said, statistic, form in (("noise", "sqnr_db", "{:.1f} dB"), ("clipped", "overflow_fraction", "{:.1%}"))
-    },
-    "none minus last": partial(described, "fp4_tail", "none", "last"),
-    "last minus first and last": partial(described, "fp4_tail", "last", "first and last"),
-    "none over bf16": partial(over_bf16, BY_FP4_SWEEP["fp4_tail"], "none"),
-    "a block of none": partial(share_of_a_block, BY_FP4_SWEEP["fp4_tail"], "none"),
-    **{
-        f"four over six, {blocks}": partial(described, "fp4_four_over_six", f"{blocks}, four over six", blocks)
-        for blocks in ("1 x 16", "16 x 16")
-    },
-    "four over six, 1 x 16, earlier runs": partial(
-        described, "fp4_four_over_six", "1 x 16, four over six", "NV F", "fp4_where"
-    ),
-    **{
-        f"noise of {said}, {arm}": partial(
-            of_casts, BY_FP4_SWEEP["fp4_four_over_six"], arm, f"{operand}/sqnr_db", "{:.1f} dB"
-        )
-        for said, operand, blocks in (
-            ("inputs", "forward_x", "1 x 16"),
-            ("weights", "forward_w", "1 x 16"),
-            ("weights", "forward_w", "16 x 16"),
-        )
-        for arm in (blocks, f"{blocks}, four over six")
-    },
-    "transform of wgrad": partial(described, "fp4_signs", "all +1", "none"),
-    "no transform over bf16": partial(over_bf16, BY_FP4_SWEEP["fp4_signs"], "none"),
-    "random signs": partial(described, "fp4_signs", "by call", "all +1"),
-    "signs after the transform": partial(described, "fp4_signs", "by call, after", "all +1"),
-    "same product": same_product,
-    **{
-        f"stochastic, {said}": partial(described, "fp4_clipping", f"S, {scales}", f"N, {scales}")
-        for said, scales in (("clipped", "floor"), ("3/4", "floor, 3/4"), ("rounded up", "ceil"))
-    },
-    "nearest, 3/4": partial(described, "fp4_clipping", "N, floor, 3/4", "N, floor"),
-    "nearest, rounded up": partial(described, "fp4_clipping", "N, ceil", "N, floor"),
-    **{
-        f"noise of gradients, {arm}": partial(
-            of_casts, BY_FP4_SWEEP["fp4_clipping"], arm, f"{GRADIENTS}/sqnr_db", "{:.1f} dB"
-        )
-        for arm in ("N, floor, 3/4", "S, floor, 3/4", "N, ceil", "S, ceil")
-    },
-    "whole range": partial(described, "fp4_range", "whole range, 24 bits", "16/17, 24 bits"),
-    "8 bits": partial(described, "fp4_range", "16/17, 8 bits", "16/17, 24 bits"),
-    **{
-        f"clipped of gradients, {arm}": partial(
-            of_casts, BY_FP4_SWEEP[sweep], arm, f"{GRADIENTS}/overflow_fraction", "{:.1%}"
-        )
-        for sweep, names in (
-            ("fp4_clipping", ("N, floor", "S, ceil")),
-            ("fp4_range", ("whole range, 24 bits", "16/17, 24 bits")),
-        )
-        for arm in names
-    },
-    "made on both kinds": partial(made_twice, "fp4_signs", "fp4_where"),
-    **{
-        f"price of {claim}": partial(price, claim, FP4_PAGE)
-        for claim in (
-            "fp4-tail-first",
-            "fp4-four-over-six-rows",
-            "fp4-four-over-six-squares",
-            "fp4-signs-harm",
-            "fp4-clipping-explains-headroom",
-            "fp4-range-clipping",
-            "fp4-range-bits",
-        )
-    },
-    **{f"arms of {of.sweep}": partial(arms, of) for of in QUESTIONS},
-    **{
-        f"{gemm} of {recipe}": partial(over_bf16, QUESTIONS[0], f"{scales} {letter}")
-        for scales, recipe in (("MX", "MXFP4"), ("NV", "NVFP4"))
-        for gemm, letter in (("forward", "F"), ("dgrad", "D"), ("wgrad", "W"))
-    },
-}
 LR_PAIRED: Parts = {**parts(PAIRED), "losses": partial(by_rate, PAIRED)}

@@ -1,0 +1,179 @@
+"""Make the parts of the page of the FP4 sweeps: what differs by arm, the casts' noise and clipping, and prices."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import combinations
+
+import pandas as pd
+
+from analysis.arm_losses import losses
+from analysis.fp4.errors import at_the_end
+from analysis.fp4.questions import QUESTIONS
+from analysis.ledger.claim import NOT_RUN
+from analysis.ledger.tables import RESULTS, Tables
+from analysis.pages.language_models import LOSS
+from analysis.pages.marks import Parts
+from analysis.pages.stated_lots import arms, difference, mean_difference, minus, over_bf16, parts, runs_of
+from analysis.stated import Question
+from analysis.statistics import CONFIDENCE, Effect
+from analysis.units import DEPTH, chosen
+
+PAGE = "fp4_recipes"
+BY_SWEEP = {of.sweep: of for of in QUESTIONS}
+ON_H100 = ("fp4_signs", "fp4_clipping", "fp4_range")  # the others are of H200
+GRADIENTS = "(dgrad|wgrad)_dh"  # a pattern of the output gradients' casts
+NOISE, CLIPPED = ("sqnr_db", "{:.1f} dB"), ("overflow_fraction", "{:.1%}")
+BY_RECIPE = (("MX", "MXFP4"), ("NV", "NVFP4"))
+
+# what a sentence calls it: the sweep, an arm, and the arm that is subtracted from it
+DIFFERENCES = {
+    "E4M3, 16 minus 32": ("fp4_scales", "E4M3 scales, blocks of 16", "E4M3 scales, blocks of 32"),
+    **{
+        f"{said}, {recipe}": ("fp4_where", f"{scales} {more}", f"{scales} {less}")
+        for scales, recipe in BY_RECIPE
+        for said, more, less in (("dgrad beside F", "FD", "F"), ("wgrad beside FD", "FDW", "FD"))
+    },
+    "none minus last": ("fp4_tail", "none", "last"),
+    "last minus first and last": ("fp4_tail", "last", "first and last"),
+    **{
+        f"four over six, {blocks}": ("fp4_four_over_six", f"{blocks}, four over six", blocks)
+        for blocks in ("1 x 16", "16 x 16")
+    },
+    "transform of wgrad": ("fp4_signs", "all +1", "none"),
+    "random signs": ("fp4_signs", "by call", "all +1"),
+    "signs after the transform": ("fp4_signs", "by call, after", "all +1"),
+    "stochastic, clipped": ("fp4_clipping", "S, floor", "N, floor"),
+    "stochastic, 3/4": ("fp4_clipping", "S, floor, 3/4", "N, floor, 3/4"),
+    "stochastic, rounded up": ("fp4_clipping", "S, ceil", "N, ceil"),
+    "nearest, 3/4": ("fp4_clipping", "N, floor, 3/4", "N, floor"),
+    "nearest, rounded up": ("fp4_clipping", "N, ceil", "N, floor"),
+    "whole range": ("fp4_range", "whole range, 24 bits", "16/17, 24 bits"),
+    "8 bits": ("fp4_range", "16/17, 8 bits", "16/17, 24 bits"),
+}
+# what a sentence calls it: the sweep, the arm, a pattern of operands, and the statistic of their casts with its format
+OF_CASTS = {
+    **{
+        f"{said} of {arm}": ("fp4_scales", arm, "", statistic)
+        for arm in BY_SWEEP["fp4_scales"].arms
+        if arm != "bf16"
+        for said, statistic in (("noise", NOISE), ("clipped", CLIPPED))
+    },
+    **{
+        f"noise of {said}, {arm}": ("fp4_four_over_six", arm, f"/{operand}", NOISE)
+        for said, operand, blocks in (
+            ("inputs", "forward_x", "1 x 16"),
+            ("weights", "forward_w", "1 x 16"),
+            ("weights", "forward_w", "16 x 16"),
+        )
+        for arm in (blocks, f"{blocks}, four over six")
+    },
+    **{
+        f"noise of gradients, {arm}": ("fp4_clipping", arm, f"/{GRADIENTS}", NOISE)
+        for arm in ("N, floor, 3/4", "S, floor, 3/4", "N, ceil", "S, ceil")
+    },
+    **{
+        f"clipped of gradients, {arm}": (sweep, arm, f"/{GRADIENTS}", CLIPPED)
+        for sweep, names in (
+            ("fp4_clipping", ("N, floor", "S, ceil")),
+            ("fp4_range", ("whole range, 24 bits", "16/17, 24 bits")),
+        )
+        for arm in names
+    },
+}
+PRICED = (
+    "fp4-tail-first",
+    "fp4-four-over-six-rows",
+    "fp4-four-over-six-squares",
+    "fp4-signs-harm",
+    "fp4-clipping-explains-headroom",
+    "fp4-range-clipping",
+    "fp4-range-bits",
+)
+
+
+def of_casts(sweep: str, arm: str, operands: str, statistic: tuple[str, str]) -> str:
+    """Return a statistic of the saturation probe, the mean over operands, linears and runs at the last measurement."""
+    runs, measured = runs_of(sweep), Tables(RESULTS).one(sweep, "saturation")
+    if runs is None or measured is None:
+        return NOT_RUN
+    own = measured[measured["fingerprint"].isin(runs.loc[chosen(runs, BY_SWEEP[sweep].arms[arm]), "fingerprint"])]
+    name, form = statistic
+    return form.format(at_the_end(own, rf"{operands}/{name}$").mean()).replace("%", " %")
+
+
+def described(sweep: str, arm: str, baseline: str, of_baseline: str | None = None) -> str:
+    """Return an arm's loss minus another's, with its 95 % interval, whether or not a claim is about these two.
+
+    `of_baseline` is the sweep whose table has the other arm's runs, by default the same.
+    """
+    found = minus(BY_SWEEP[sweep], arm, baseline, BY_SWEEP[of_baseline or sweep])
+    if found is None:
+        return NOT_RUN
+    low, high = Effect(found).interval(CONFIDENCE)
+    return f"{found.mean():+.4f} ({low:+.4f} .. {high:+.4f})"
+
+
+def made_twice(*sweeps: str) -> str:
+    """Return how many runs these sweeps have from two machines, and how far apart their losses are, by median and most.
+
+    A run with equal losses in two tables counts as one that they share.
+    """
+    losses_of = [runs.set_index("fingerprint")[LOSS] for runs in map(runs_of, sweeps) if runs is not None]
+    apart = pd.concat([(one - other).abs() for one, other in combinations(losses_of, 2)]).dropna()
+    largest = apart[apart > 0].groupby(level=0).max()
+    return f"{len(largest)}, {largest.median():.4f} nats apart in the median and {largest.max():.4f} at most"
+
+
+def same_product() -> str:
+    """Return the loss of an arm minus that of another with the same products, by pair of seeds: '+0.0001, -0.0002'."""
+    found = minus(BY_SWEEP["fp4_signs"], "by call, after", "all +1")
+    assert found is not None
+    return ", ".join(f"{value:+.4f}" for value in found)
+
+
+def price(claim: str) -> str:
+    """Return how many pairs would decide a claim, if mean and spread stay: '11 pairs (12 more runs)'."""
+    one, found = difference(claim, PAGE)
+    if found is None:
+        return NOT_RUN
+    needed = one.claim.rule.needed(found, one.claim.rate)
+    if needed is None:
+        return "more pairs than were looked for"
+    arms_of_it = {*one.claim.arms.split("; ")}
+    return f"{needed} pairs ({(needed - found.count) * len(arms_of_it)} more runs)"
+
+
+def share_of_a_block(of: Question, arm: str) -> str:
+    """Return what each block costs if all cost the same: an arm's loss minus bf16's, over the number of blocks."""
+    runs = runs_of(of.sweep)
+    if runs is None:
+        return NOT_RUN
+    found = losses(of, runs)
+    return f"{found[arm].value / runs[DEPTH].iloc[0]:+.4f}" if arm in found else NOT_RUN
+
+
+FP4: Parts = {
+    **parts(PAGE, *BY_SWEEP),
+    **{f"arms of {of.sweep}": partial(arms, of) for of in QUESTIONS},
+    **{said: partial(described, *of) for said, of in DIFFERENCES.items()},
+    "four over six, 1 x 16, earlier runs": partial(
+        described, "fp4_four_over_six", "1 x 16, four over six", "NV F", "fp4_where"
+    ),
+    **{said: partial(of_casts, *of) for said, of in OF_CASTS.items()},
+    **{f"price of {claim}": partial(price, claim) for claim in PRICED},
+    "NVFP4 minus MXFP4": partial(mean_difference, "fp4-scales-nv", PAGE),
+    "E4M3 scales minus E8M0": partial(mean_difference, "fp4-scales-format", PAGE),
+    "E8M0, 16 minus 32": partial(mean_difference, "fp4-scales-size", PAGE),
+    "none over bf16": partial(over_bf16, BY_SWEEP["fp4_tail"], "none"),
+    "a block of none": partial(share_of_a_block, BY_SWEEP["fp4_tail"], "none"),
+    "no transform over bf16": partial(over_bf16, BY_SWEEP["fp4_signs"], "none"),
+    **{
+        f"{gemm} of {recipe}": partial(over_bf16, BY_SWEEP["fp4_where"], f"{scales} {letter}")
+        for scales, recipe in BY_RECIPE
+        for gemm, letter in (("forward", "F"), ("dgrad", "D"), ("wgrad", "W"))
+    },
+    "made twice": partial(made_twice, *(sweep for sweep in BY_SWEEP if sweep not in ON_H100)),
+    "made on both kinds": partial(made_twice, "fp4_signs", "fp4_where"),
+    "same product": same_product,
+}
