@@ -43,16 +43,10 @@ GRADIENT_BIAS = (*sweep("gradient_bias"), "gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
 DECISIVE = "decisive decisive_2 decisive_3"
 # Of the eleven sweeps those whose tables are in results/.
-RUN_OF_FP4 = {
-    "fp4_clipping",
-    "fp4_four_over_six",
-    "fp4_range",
-    "fp4_scales",
-    "fp4_signs",
-    "fp4_tail",
-    "fp4_weight_blocks",
-    "fp4_where",
-}
+RUN_OF_FP4 = [
+    f"fp4_{sweep}"
+    for sweep in ("clipping", "four_over_six", "range", "scales", "signs", "tail", "weight_blocks", "where")
+]
 TRAIN_STEPS = "train_step_h200_llama_125m_more_arms train_step_h200_llama_1b"
 ZERO_SHOT = (
     ("scores", "samples"),
@@ -324,16 +318,7 @@ IMAGES = {  # {image on a page of results/: the figure that it is}
     "activations_and_norm": "instability_fig02_activations_and_norm",
     "attention": "instability_fig07_attention",
     "decisive": "student_decisive",
-    "fp4_clipping": "fp4_clipping",
-    "fp4_four_over_six": "fp4_four_over_six",
-    "fp4_range": "fp4_range",
-    "fp4_scales": "fp4_scales",
-    "fp4_scales_errors": "fp4_scales_errors",
-    "fp4_signs": "fp4_signs",
-    "fp4_tail": "fp4_tail",
-    "fp4_weight_blocks": "fp4_weight_blocks",
-    "fp4_where": "fp4_where",
-    "fp4_where_errors": "fp4_where_errors",
+    **{name: name for name in (*RUN_OF_FP4, "fp4_scales_errors", "fp4_where_errors")},
     "gradient_bias": "instability_fig05_gradient_bias",
     "gradient_bias_at_divergence": "gradient_bias_at_divergence",
     "initialisation": "instability_fig11_initialisation",
