@@ -1,13 +1,13 @@
 """State, before the runs, where published FP4 recipes contradict each other: arms, margins and what decides.
 
-There are ten sweeps, one for each contradiction, with five pairs of seeds per arm: a 23M Llama on 39 million tokens (in
+There is a sweep for each of ten contradictions, with five pairs of seeds per arm: a 23M Llama on 39 million tokens (in
 `fp4_rounding` on 157 million too). The compared number is the loss on the validation split at the
 end, in nats, paired by seeds, or how many runs diverge. Arms that no code here computes are left out: EDEN in
 `fp4_range`, OsciReset in `fp4_scales`. The arms are the jobs of the sweeps, described by the columns of the runs'
 configs.
 
-`fp4_where`, `fp4_weight_blocks` and `fp4_scales` were run first. What they cost set the other margins, before any other
-sweep was run.
+`fp4_where`, `fp4_weight_blocks` and `fp4_scales` were run first. What they cost set the other margins, before any run
+of another sweep was counted.
 """
 
 from __future__ import annotations

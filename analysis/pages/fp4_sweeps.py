@@ -43,13 +43,23 @@ DIFFERENCES = {
     "transform of wgrad": ("fp4_signs", "all +1", "none"),
     "random signs": ("fp4_signs", "by call", "all +1"),
     "signs after the transform": ("fp4_signs", "by call, after", "all +1"),
-    "stochastic, clipped": ("fp4_clipping", "S, floor", "N, floor"),
+    "stochastic, floor": ("fp4_clipping", "S, floor", "N, floor"),
     "stochastic, 3/4": ("fp4_clipping", "S, floor, 3/4", "N, floor, 3/4"),
-    "stochastic, rounded up": ("fp4_clipping", "S, ceil", "N, ceil"),
+    "stochastic, ceil": ("fp4_clipping", "S, ceil", "N, ceil"),
     "nearest, 3/4": ("fp4_clipping", "N, floor, 3/4", "N, floor"),
-    "nearest, rounded up": ("fp4_clipping", "N, ceil", "N, floor"),
+    "nearest, ceil": ("fp4_clipping", "N, ceil", "N, floor"),
+    "square blocks": ("fp4_weight_blocks", "16 x 16", "1 x 16, twice"),
+    "quantised again": ("fp4_weight_blocks", "1 x 16, again", "1 x 16, twice"),
     "whole range": ("fp4_range", "whole range, 24 bits", "16/17, 24 bits"),
     "8 bits": ("fp4_range", "16/17, 8 bits", "16/17, 24 bits"),
+}
+CLAIMED = {  # what a sentence calls it: the claim that it decides
+    "NVFP4 minus MXFP4": "fp4-scales-nv",
+    "E4M3 scales minus E8M0": "fp4-scales-format",
+    "E8M0, 16 minus 32": "fp4-scales-size",
+    "stochastic, ceil over floor": "fp4-clipping-ceil",
+    "stochastic, 3/4 over floor": "fp4-clipping-headroom",
+    "gain with ceil over floor": "fp4-clipping-explains-ceil",
 }
 # what a sentence calls it: the sweep, the arm, a pattern of operands, and the statistic of their casts with its format
 OF_CASTS = {
@@ -162,9 +172,7 @@ FP4: Parts = {
     ),
     **{said: partial(of_casts, *of) for said, of in OF_CASTS.items()},
     **{f"price of {claim}": partial(price, claim) for claim in PRICED},
-    "NVFP4 minus MXFP4": partial(mean_difference, "fp4-scales-nv", PAGE),
-    "E4M3 scales minus E8M0": partial(mean_difference, "fp4-scales-format", PAGE),
-    "E8M0, 16 minus 32": partial(mean_difference, "fp4-scales-size", PAGE),
+    **{said: partial(mean_difference, claim, PAGE) for said, claim in CLAIMED.items()},
     "none over bf16": partial(over_bf16, BY_SWEEP["fp4_tail"], "none"),
     "a block of none": partial(share_of_a_block, BY_SWEEP["fp4_tail"], "none"),
     "no transform over bf16": partial(over_bf16, BY_SWEEP["fp4_signs"], "none"),
