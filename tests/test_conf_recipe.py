@@ -8,16 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from composing import compose, compose_job, validated
 from each import slow_but
 
 from mxstudy.config import read_run
-from mxstudy.studies.pretrain.built import sampling_of
+from mxstudy.studies.pretrain.built import build_model, sampling_of
 
 pytestmark = pytest.mark.integration
 
 # Rate, final rate, batch and sequence by size: table 2, and section 3.3 for the 8B on 15 trillion tokens.
 SIZES = {1024: (2.5e-4, 2.5e-7, 256, 4096), 2048: (2e-4, 2e-7, 256, 4096), 4096: (3e-4, 3e-7, 1024, 4096)}
+PARAMETERS = {1024: 826e6, 2048: 2.26e9, 4096: 7.73e9}  # called 843M, 2B and 8B
 SECOND_8B = (6e-4, 6e-6, 768, 8192)
 TRILLIONS = {"scale_rounding": {0.3, 1.0}, "element_formats": {1.0}, "mxfp8_vs_bf16": {15.0}}
 
@@ -34,6 +36,9 @@ def test_sizes_of_the_recipe_have_their_rates_batches_and_tokens(sweep: str) -> 
         known = SECOND_8B if sweep == "mxfp8_vs_bf16" else SIZES[config.model.hidden_size]
         assert known == rates_and_sizes(config)
         assert config.schedule.kind == "cosine"
+        with torch.device("meta"):
+            parameters = build_model(config).num_params()
+        assert parameters == pytest.approx(PARAMETERS[config.model.hidden_size], rel=2e-3)
     tokens = {c.train.steps * c.train.batch_size * c.train.sequence_length for c in configs}
     assert {round(one / 1e12, 3) for one in tokens} == TRILLIONS[sweep]
 

@@ -43,7 +43,7 @@ OTHER_NUMBERS = re.compile(
     re.X,
 )
 SETTINGS = {  # numbers in a page's sentences that say how something was made or counted
-    "README": ("0.02", "0.026"),
+    "README": ("0.02", "0.026", "0.1"),
     "approximation": ("1,024", "4,096", "0.99", "0.003"),
     "checkpoint": ("10 %",),
     "data": ("32,000",),

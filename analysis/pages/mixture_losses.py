@@ -50,17 +50,31 @@ def mxnorm_minus_rmsnorm() -> str:
     return " and ".join(f"{value:+.4f}" for value in found)
 
 
-def by_step() -> str:
-    """Return the table of MXFP8's validation loss minus bf16's, both with RMSNorm, by seed and step."""
+def losses_of(arm: str) -> pd.DataFrame:
+    """Return an arm's validation losses: a row for each seed, a column for each step."""
     runs, measured = runs_of(MIXTURE.sweep), rows_of("validation", MIXTURE.sweep)
     assert runs is not None
-    losses = []
-    for name in ("MXFP8, RMSNorm", "bf16, RMSNorm"):
-        own = runs.loc[chosen(runs, MIXTURE.arms[name]), ["fingerprint", SEED]].merge(measured)
-        losses.append(own.pivot(index=SEED, columns="step", values="validation_loss"))
-    less = losses[0] - losses[1]
+    own = runs.loc[chosen(runs, MIXTURE.arms[arm]), ["fingerprint", SEED]].merge(measured)
+    return own.pivot(index=SEED, columns="step", values="validation_loss")
+
+
+def by_step() -> str:
+    """Return the table of MXFP8's validation loss minus bf16's, both with RMSNorm, by seed and step."""
+    less = losses_of("MXFP8, RMSNorm") - losses_of("bf16, RMSNorm")
     cells = [(f"{seed}", *(f"{value:+.3f}" for value in row)) for seed, *row in less.itertuples()]
     return markdown(["seed", *(f"step {step + 1}" for step in less)], cells, left=[])
+
+
+def falls() -> str:
+    """Return by how much bf16's validation loss falls between the last two measurements, on average over seeds."""
+    *_, before, last = losses_of("bf16, RMSNorm").mean()
+    return f"{before - last:.2f}"
+
+
+def ends() -> str:
+    """Return the lowest and the highest validation loss with which bf16's seeds end: '2.49 to 2.64'."""
+    last = losses_of("bf16, RMSNorm").iloc[:, -1]
+    return f"{last.min():.2f} to {last.max():.2f}"
 
 
 def routing() -> str:
@@ -106,6 +120,8 @@ MOE: Parts = {
     "arms": partial(arms, MIXTURE),
     "routing": routing,
     "by step": by_step,
+    "falls": falls,
+    "ends": ends,
     "MXNorm minus RMSNorm": mxnorm_minus_rmsnorm,
     "pairs below": lambda: share_of(pairs() < 0),
     "pairs within": within,
