@@ -29,7 +29,7 @@ from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.small_files import yaml_of
 from mxstudy.studies.pretrain import study as pretrain
-from mxstudy.studies.pretrain.built import build_model
+from mxstudy.studies.pretrain.built import build_model, parameters_of, size_text
 from mxstudy.tracking.unchanged import digest_of
 from mxstudy.words import as_text
 
@@ -338,8 +338,12 @@ def test_models_have_the_parameters_that_their_names_say(name: str, millions: fl
 def test_mixtures_have_the_parameters_that_their_files_say(name: str, total: float, active: float) -> None:
     """Active parameters are those in matrix products, with the head and without the embedding."""
     with torch.device("meta"):
-        model = build_model(validated(compose_job("+experiment=moe", f"model={name}", "tokenizer=bpe_2k")))
-    assert (model.num_params() / 1e6, model.num_matmul_params() / 1e6) == pytest.approx((total, active), abs=0.1)
+        counted = parameters_of(
+            build_model(validated(compose_job("+experiment=moe", f"model={name}", "tokenizer=bpe_2k")))
+        )
+    assert counted["parameters"] / 1e6 == pytest.approx(total, abs=0.1)
+    assert counted["active_matmul_parameters"] / 1e6 == pytest.approx(active, abs=0.1)
+    assert size_text(counted) == f"{total:,} M parameters ({active:,} M active in matrix products)"
 
 
 @pytest.mark.integration

@@ -115,10 +115,10 @@ class Train:
     """`batch_size`: sequences per step over all ranks; `micro_batch_size`: per pass of a rank (null: all of them).
 
     `all_gather`: how ranks gather the blocks' weights: in `compute`, or mx: as the codes and scales that the GEMMs
-    read, with the same numbers. `recompute_mlp`: this many of the first blocks do not keep the product of their MLP's
-    first linear, their largest tensor, but compute it again in the backward, with the same numbers. Every block saves
-    the same memory for the same time, so choose as many blocks as the memory requires. `verify`: compare the shards
-    with their sha256 before the first step.
+    read, with the same numbers, but only without `compile`. `recompute_mlp`: this many of the first blocks do not keep
+    the product of their MLP's first linear, their largest tensor, but compute it again in the backward, with the same
+    numbers. Every block saves the same memory for the same time, so choose as many blocks as the memory requires.
+    `verify`: compare the shards with their sha256 before the first step.
     """
 
     steps: int  # updates of the weights

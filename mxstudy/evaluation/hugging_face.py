@@ -222,7 +222,8 @@ def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm, int]:
     require(isinstance(layers, list), f"checkpoint: {path}: layer_types is {layers!r}, not a list")
     others = sorted({*map(str, layers)} - {"full_attention"})
     require(not others, f"checkpoint: layer_types {', '.join(others)}; only full_attention can be read")
-    values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
+    if values.get("num_key_value_heads") is None:  # no key, or null
+        values["num_key_value_heads"] = values.get("num_attention_heads")
     missing = [key for key in (*SHAPES, "rms_norm_eps", "max_position_embeddings") if key not in values]
     require(not missing, f"checkpoint: {path} has no {', '.join(missing)}")
     theta = rope.get("rope_theta", values.get("rope_theta", 10_000.0))

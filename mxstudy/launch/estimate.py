@@ -35,14 +35,14 @@ def show(jobs: Sequence[Job], settings: Launcher) -> None:
     studies = [(study_of(job.config.study), job.config) for job in todo]
     notes = {note for study, config in studies for note in (study.gpu_hours_note(config), study.recomputation(config))}
     of_flops = [OF_FLOPS] if any(cost.flops for cost in costs.values()) else []
-    print("\n".join([*aligned(rows), *backend_notes(todo), *of_flops, *sorted(notes - {""})]), flush=True)
+    print("\n".join([*aligned(rows), *model_notes(todo), *of_flops, *sorted(notes - {""})]), flush=True)
 
 
-def backend_notes(jobs: Sequence[Job]) -> list[str]:
-    """Return a line for each reason why blocks do not run on the fastest backend, with the jobs that have it."""
+def model_notes(jobs: Sequence[Job]) -> list[str]:
+    """Return a line for each note on a model, with the jobs whose model it is about."""
     of_jobs: dict[str, list[str]] = defaultdict(list)
     for job in jobs:
-        for note in study_of(job.config.study).backend_notes(job.config):
+        for note in study_of(job.config.study).model_notes(job.config):
             of_jobs[note].append(job.label)
     return [f"{labels[0] if len(labels) == 1 else f'{len(labels)} jobs'}: {note}" for note, labels in of_jobs.items()]
 

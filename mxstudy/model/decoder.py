@@ -282,12 +282,8 @@ class Decoder(nn.Module):
         """Return the number of parameters that a token does not use, because it does not go to their experts."""
         return sum(mixture.idle_params for mixture in mixtures_of(self).values())
 
-    def num_active_params(self) -> int:
-        """Return the number of parameters that each token uses."""
-        return self.num_params() - self.idle_params
-
     def num_matmul_params(self) -> int:
-        """Return the number of weights that each token is multiplied with."""
+        """Return the number of weights that each token is multiplied with, the head among them."""
         linears = (module for module in self.modules() if isinstance(module, MXLinear | Router))
         return sum(module.weight.numel() for module in linears) - self.idle_params
 

@@ -18,6 +18,10 @@ class Routing:
     the expert with the most tokens. idle: experts without a token. entropy: that of the router's probabilities, in
     nats, the mean over tokens; log E is the entropy of uniform probabilities. padding: the share of dispatched rows
     that held no token.
+
+    The probabilities are all experts' scores divided by their sum, and sigmoids are all near 1/2 at first, so with a
+    sigmoid gate the entropy begins near log E and moves slowly. The padding is fixed by the config, because the number
+    of rows does not depend on the routing.
     """
 
     name = "routing"

@@ -27,7 +27,7 @@ METRIC_NAMES = {
     "mfu": "system/mfu",
     "memory_gib": "system/memory_gib",
     "parameters": "system/parameters",
-    "active_parameters": "system/active_parameters",
+    "active_matmul_parameters": "system/active_matmul_parameters",
     "ranks": "system/ranks",
 }
 STATISTICS: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}

@@ -260,6 +260,17 @@ def test_another_architecture_is_refused(changes: dict[str, object], says: str, 
         read_config(tmp_path / "hf")
 
 
+@pytest.mark.parametrize(("key", "value"), [("num_key_value_heads", 4), ("head_dim", 16)])
+def test_null_is_what_transformers_takes_it_for(key: str, value: int, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    export(decoder(model=replace(MODEL, num_kv_heads=4)), RMSNORM, ByteTokenizer(), 128, tmp_path / "hf")
+    model, path = read_config(tmp_path / "hf")[0], tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: None}))
+    assert read_config(tmp_path / "hf")[0] == model
+    assert getattr(AutoConfig.from_pretrained(tmp_path / "hf"), key) == value
+
+
 @pytest.mark.parametrize("key", ["rms_norm_eps", "num_attention_heads", "max_position_embeddings"])
 def test_a_config_without_a_key_is_refused(key: str, tmp_path: Path) -> None:
     export(decoder(), RMSNORM, ByteTokenizer(), 128, tmp_path / "hf")

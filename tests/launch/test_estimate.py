@@ -23,11 +23,11 @@ WORDS = ("+experiment=mxnorm_pretrain", "dry_run=true", "tracking=none")
 def shown(
     patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, *words: str
 ) -> dict[str, list[str]]:
-    """Return the words of each line, by the first word."""
+    """Return the words of each line, by the first word; of several lines with the same one, those of the first."""
     patch.chdir(folder)
     assert call(*words) == (0, "")
     assert list(folder.iterdir()) == []
-    return {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+    return {line.split()[0]: line.split()[1:] for line in reversed(capsys.readouterr().out.splitlines())}
 
 
 @pytest.mark.integration
@@ -47,6 +47,17 @@ def test_of_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert lines["precision=bf16"][:4] == ["new", "8", f"{tokens:.3g}", f"{flops:.3g}"]
     assert lines["precision=mxfp8"][:4] == ["new", "8", f"{tokens:.3g}", f"{flops:.3g}"]
     assert lines["2"][:8] == ["of", "2", "jobs", "to", "run", "16", f"{2 * tokens:.3g}", f"{2 * flops:.3g}"]
+
+
+@pytest.mark.integration
+def test_parameters_are_said_for_each_model_and_the_active_ones_of_a_mixture(here: Path, capsys) -> None:
+    """tests/test_conf.py has both counts of the mixture."""
+    words = ("model=llama_tiny,moe_tiny", "precision=bf16,mxfp8", "data=pysource", "tokenizer=bytes")
+    assert call(*WORDS, *words, "model.vocab_size=2048", "train.compile=false") == (0, "")
+    assert [line for line in capsys.readouterr().out.splitlines() if "M parameters" in line] == [
+        "2 jobs: 3.4 M parameters",
+        "2 jobs: 7.0 M parameters (2.9 M active in matrix products)",
+    ]
 
 
 @pytest.mark.integration

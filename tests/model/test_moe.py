@@ -170,7 +170,6 @@ def test_parameters_are_counted_in_total_and_as_a_token_uses_them():
     expert, attention, router = 3 * 64 * 96, 64 * 64 * 2 + 2 * 64 * 32, 6 * 64
     embedding, head, gains = 128 * 64, 128 * 64, 64 * 5
     assert model.num_params() == embedding + head + gains + 2 * (attention + router + 7 * expert)
-    assert model.num_active_params() == embedding + head + gains + 2 * (attention + router + 3 * expert)
     assert model.num_matmul_params() == head + 2 * (attention + router + 3 * expert)
     assert model.flops_per_token(64) == 6 * model.num_matmul_params() + 6 * 2 * 64 * 64
 
@@ -180,7 +179,7 @@ def test_parameters_of_another_attention_are_counted_beside_those_of_experts():
     wide, bias = 2 * (64 * 128 + 64 * 64), 128 + 2 * 64  # 4 heads and 2 of keys and values
     rest = 2 * (6 * 64 + 3 * 3 * 64 * 96)
     assert model.num_matmul_params() == 128 * 64 + 2 * wide + rest
-    assert model.num_active_params() == model.num_matmul_params() + 128 * 64 + 64 * 5 + 2 * bias
+    assert model.num_params() == model.num_matmul_params() + model.idle_params + 128 * 64 + 64 * 5 + 2 * bias
     assert model.flops_per_token(64) == 6 * model.num_matmul_params() + 6 * 2 * 128 * 64
 
 

@@ -35,7 +35,7 @@ from mxstudy.probes.gain_casts import check_gain_cast
 from mxstudy.probes.shadow import linears_of
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies.folders import check_folder
-from mxstudy.studies.pretrain.built import build_model, sampling_of
+from mxstudy.studies.pretrain.built import build_model, parameters_of, sampling_of, size_text
 from mxstudy.studies.protocol import Keyed
 from mxstudy.tracking.mixed_backends import all_backends, backends_by_step
 from mxstudy.train.runtime import is_planned, resolve_device
@@ -285,7 +285,7 @@ def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
 
 def flops_per_token(config: Pretrain) -> int:
     """Return the FLOPs of forward and backward of one token, without recomputation."""
-    return flops_of_model(Keyed(repr((config.model, config.norm)), config), config.train.sequence_length)
+    return flops_of_model(by_size(config), config.train.sequence_length)
 
 
 def flops_again(config: Pretrain) -> int:
@@ -312,7 +312,23 @@ def recomputation(config: Pretrain) -> str:
     return f"train.{key}: the backward computes {what} again, {more}"
 
 
-@functools.cache  # the FLOPs are the same in any precision
+def size(config: Pretrain) -> str:
+    """Return the number of the model's parameters as text."""
+    return size_of_model(by_size(config))
+
+
+def by_size(config: Pretrain) -> Keyed[Pretrain]:
+    """Return the config, keyed by the values that decide the number of parameters, which any precision shares."""
+    return Keyed(repr((config.model, config.norm)), config)
+
+
+@functools.cache
+def size_of_model(keyed: Keyed[Pretrain]) -> str:
+    with torch.device("meta"):
+        return size_text(parameters_of(build_model(keyed.value)))
+
+
+@functools.cache
 def flops_of_model(keyed: Keyed[Pretrain], sequence_length: int) -> int:
     with torch.device("meta"):
         return build_model(keyed.value).flops_per_token(sequence_length)

@@ -33,7 +33,7 @@ from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.stragglers import Ranks
 from mxstudy.reader import ConfigError, plain, require
 from mxstudy.small_files import read_json
-from mxstudy.studies.pretrain.built import build_model, sampling_of
+from mxstudy.studies.pretrain.built import build_model, parameters_of, sampling_of, size_text
 from mxstudy.studies.pretrain.check import check, check_vocabulary, recomputation
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder
 from mxstudy.tracking.journal import Row, first_missing, read_journal
@@ -112,18 +112,11 @@ def from_last_checkpoint(
 
 def announced(config: Pretrain, about: Row, device: torch.device, described: str) -> Iterator[str]:
     """Yield what a run prints before it trains: its size, its precision, and what it computes twice or not at all."""
-    used = f", {about['active_parameters'] / 1e6:.1f} M of them active," if "active_parameters" in about else ""
-    yield f"{about['parameters'] / 1e6:.1f} M parameters{used} on {world_size()} x {device}\n{described}"
+    yield f"{size_text(about)} on {world_size()} x {device}\n{described}"
     if again := recomputation(config):
         yield again
     if config.train.all_gather == "mx" and world_size() == 1:
         yield "train.all_gather=mx: one process has all weights, so nothing is gathered"
-
-
-def parameters_of(model: Decoder) -> Row:
-    """Return the number of parameters, and of those that a token uses if it does not use all."""
-    total, active = model.num_params(), model.num_active_params()
-    return {"parameters": total} | ({"active_parameters": active} if active < total else {})
 
 
 def silence(line: str) -> None:

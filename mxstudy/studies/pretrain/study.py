@@ -15,6 +15,7 @@ from mxstudy.studies.pretrain.check import (
     flops_per_token,
     is_quantised,
     recomputation,
+    size,
 )
 from mxstudy.studies.protocol import (
     Cost,
@@ -115,8 +116,8 @@ class PretrainStudy(Study[Pretrain]):
         at_rate = MIXTURE_AT_RATE if is_mixture(config) else AT_RATE
         return f"GPU hours: no rate was measured for {what}." if what else at_rate
 
-    def backend_notes(self, config: Pretrain) -> list[str]:
-        return backend_notes(config)
+    def model_notes(self, config: Pretrain) -> list[str]:
+        return [size(config), *backend_notes(config)]
 
     def recomputation(self, config: Pretrain) -> str:
         return recomputation(config)
