@@ -266,8 +266,10 @@ FIGURES = (
         "mxfp8_fig05_reasoning",
         "MXFP8 recipe, figure 5, bottom",
         (*RUNS, "evaluation"),
-        "python -m mxstudy +sweep=mxfp8_vs_bf16 +evaluation=reasoning evaluation.every_steps=50000",
-        "runs/mxfp8_vs_bf16",
+        "python -m mxstudy +sweep=mxfp8_vs_bf16 checkpoint.every_steps=200000 checkpoint.keep_last=12 && "
+        "python -m mxstudy +experiment=nvidia_reasoning "
+        "checkpoint=$(ls -d runs/mxfp8_vs_bf16/*/checkpoints/step_* | paste -sd,)",
+        "runs/mxfp8_vs_bf16 runs/nvidia_reasoning",
         script="recipe.fig05_reasoning",
     ),
     comparison(

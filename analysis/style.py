@@ -154,14 +154,19 @@ def check_baseline(options: argparse.ArgumentParser, chosen: argparse.Namespace,
         options.error(f"--baseline: no run has {chosen.baseline}; there are {'; '.join(dict.fromkeys(runs['arm']))}")
 
 
-def load_chosen(options: Parser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
+def load_chosen(
+    options: Parser,
+    chosen: argparse.Namespace,
+    *kinds: str,
+    read: Callable[[Sequence[Path], str], pd.DataFrame] | None = None,
+) -> list[pd.DataFrame]:
     """Return a frame of each kind, with the rows of the runs that --runs, --only and --without choose.
 
     The rows of runs that are not replicas have the columns OF_RUN, named among the chosen runs; rows of "runs" have all
-    columns of `results.with_arms`.
+    columns of `results.with_arms`. `read` returns the rows of one kind, by default `results.load`.
     """
     baseline = getattr(chosen, "baseline", None)
-    frames = {kind: results.load(chosen.runs, kind) for kind in kinds}
+    frames = {kind: (read or results.load)(chosen.runs, kind) for kind in kinds}
     runs = frames["runs"] if "runs" in kinds else load_or_none(chosen.runs, "runs")
     if runs is None or "config.study" not in runs:  # a benchmark's rows, or a file of one kind
         if "runs" in kinds:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,19 @@ def test_a_training_asks_the_recipes_questions(evaluation_sets: Path) -> None:
     assert (len(found.tasks), found.limit) == (10, None)
     with pytest.raises(ConfigError, match=r"^evaluation: write \+evaluation=NAME, with a plus"):
         validated(compose_job("+experiment=quickstart", "evaluation=reasoning"))
+
+
+@pytest.mark.integration
+def test_the_recipes_questions_are_refused_without_a_training_split(
+    given_to: Callable[[str], list[str]], evaluation_sets: Path, tmp_path: Path
+) -> None:
+    sets = tmp_path / "sets"
+    shutil.copytree(evaluation_sets, sets, ignore=shutil.ignore_patterns("piqa.train.*"))
+    checkpoint, _ = given_to("nvidia_reasoning")
+    asked = ["+experiment=nvidia_reasoning", checkpoint, f"evaluation.data_dir={sets}"]
+    with pytest.raises(ConfigError, match=r"^evaluation\.data_dir: .* has no piqa\.train"):
+        validated(compose_job(*asked))
+    validated(compose_job(*asked, "evaluation.skip_missing=true"))
 
 
 @pytest.mark.integration

@@ -24,7 +24,6 @@ from figure_rules import check_saved
 from fingerprints import fingerprint_of, recorded
 
 from analysis.figures import FIGURES, Figure
-from analysis.recipe import fig05_reasoning
 from mxstudy import cli, results
 from mxstudy.compat import hydra
 from mxstudy.compat.hydra import Remembered
@@ -109,9 +108,6 @@ class Copied(Study[Any]):
         on = {key.removeprefix("probe.") for key in probes_of(config)}
         on |= {"coupled_gradient_bias"} if "gradient_bias" in on else set()
         rows = [row for row in self.rows[config.study] if row.get("probe", "replicas") in {*on, "replicas"}]
-        if "evaluation" in on:  # no template has its rows, because its questions are missing
-            scores = {f"{name}/{what}": 0.25 for name in fig05_reasoning.PANELS for what in ("score", "chance")}
-            rows += [{"step": step, "probe": "evaluation", "values": scores} for step in (0, 1)]
         lines = [json.dumps(changed(row, replicas, scale) | (first if "parameters" in row else {})) for row in rows]
         folder.journal_path.write_text("\n".join(lines) + "\n")
 

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from commands import Fault, run, run_here
 from composing import compose
+from tracked import make_folder
 
 from mxstudy import results
 from mxstudy.config import read_run
@@ -21,6 +22,7 @@ from mxstudy.evaluation.export import main as export_main
 from mxstudy.launch.plan import plan
 from mxstudy.studies import trained_model as of_checkpoint
 from mxstudy.studies.evaluate import study as checks
+from mxstudy.studies.evaluate.tables import score_rows, show_scores
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.journal import read_journal
@@ -85,6 +87,31 @@ def test_scores_are_means_of_samples(evaluated: RunFolder) -> None:
         best["score"].tolist()
         == scores[~scores["task"].str.startswith("average")].groupby("task")["score"].max().tolist()
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "starred"),
+    [
+        ({"piqa": ["cf"], "mmlu": ["mcf"]}, set()),
+        ({"piqa": ["mcf", "cf"], "mmlu": ["mcf"]}, {("piqa", "mcf*")}),
+    ],
+)
+def test_a_star_marks_the_better_of_the_two_forms_of_a_task(
+    asked: dict[str, list[str]],
+    starred: set[tuple[str, str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = make_folder(tmp_path, "a" * 64, "checkpoint=a", study="evaluate", checkpoint="/a/checkpoints/step_10")
+    pairs = [(task, form) for task, forms in asked.items() for form in forms]
+    scores = pd.DataFrame(pairs, columns=["task", "form"]).assign(
+        best=[form == asked[task][0] for task, form in pairs], documents=4, chance=0.5
+    )
+    numbers = dict.fromkeys(("score", "stderr", "bits_per_char", "bits_per_char_stderr"), 0.5)
+    results.save_table(folder, "scores", scores.assign(**numbers))
+    assert {(task, form) for task, form, *_ in score_rows(folder) if form.endswith("*")} == starred
+    show_scores(folder)
+    assert ("the better form of a task" in capsys.readouterr().out) == bool(starred)
 
 
 @pytest.mark.slow

@@ -41,8 +41,8 @@ def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def score_rows(folder: RunFolder) -> list[tuple[str, ...]]:
     """Return the rows of the score table as text, with a star at a task's better form if there are two."""
     scores = results.load_table([folder], "scores")
-    several = scores["form"].nunique() > 1
-    return [score_cells(row, star=several and row["best"] and row["form"] != "best") for row in rows(scores)]
+    starred = scores["best"] & (scores.groupby("task")["form"].transform("nunique") > 1) & (scores["form"] != "best")
+    return [score_cells(row, star) for row, star in zip(rows(scores), starred, strict=True)]
 
 
 def score_cells(row: Mapping[str, Any], star: bool) -> tuple[str, ...]:
