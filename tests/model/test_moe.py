@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from functorch.compile import min_cut_rematerialization_partition
 from precision_files import of_file
 from small_mixtures import (
     CPU,
@@ -19,6 +20,7 @@ from small_mixtures import (
     outer_scaled,
     tokens,
 )
+from torch._dynamo.backends.common import aot_autograd
 
 from mxstudy import config
 from mxstudy.config.casts import Gemms
@@ -208,3 +210,23 @@ def test_initial_weights_of_experts_differ_and_have_their_stds():
     assert gate.std().item() == pytest.approx(0.02, rel=0.03)
     assert other.std().item() == pytest.approx(0.02 / 2**0.5, rel=0.03)
     assert not torch.equal(up.weight[0], up.weight[1])
+
+
+@pytest.mark.slow
+def test_a_compiled_block_casts_its_norm_once_for_the_shared_experts_too():
+    """With them a block has no more casts of [tokens, features] along the features than without them."""
+    casts = {}
+    for shared in (0, 1):
+        sizes = replace(MOE, num_layers=1, moe=replace(MOE.moe, num_shared=shared))
+        model, graphs = build(sizes, "rmsnorm", "mxfp8", compiled=True), list[torch.fx.GraphModule]()
+
+        def keep(graph: torch.fx.GraphModule, _: object, kept: list[torch.fx.GraphModule] = graphs) -> object:
+            kept.append(graph)
+            return graph.forward
+
+        backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
+        model.layers[0].compile(backend=backend, fullgraph=True)
+        model(tokens()).sum().backward()
+        found = (node.args[0].meta["val"].shape for node in graphs[0].graph.nodes if "amax" in str(node.target))
+        casts[shared] = list(found).count((tokens().numel(), MOE.hidden_size // 32, 32))
+    assert casts[0] == casts[1] > 0
