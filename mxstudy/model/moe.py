@@ -27,7 +27,7 @@ from mxstudy.model.linear import MXLinear, NormLinear, Sources, bounds_for
 from mxstudy.model.norm import Norm, build_norm
 from mxstudy.model.seeds import normal_weight
 from mxstudy.numerics.dispatch import Dispatch, combine, dispatch_of, to_rows
-from mxstudy.numerics.experts import Together
+from mxstudy.numerics.experts import GROUPED_BLOCKS, Together
 from mxstudy.numerics.norm_linear import center, row_mean
 from mxstudy.numerics.readers import NormOutput, normed, read_norm, read_rows
 
@@ -227,8 +227,11 @@ def why_not_one_gemm(mixture: MixtureOfExperts, target: Target) -> str | None:
 def why_not_in_groups(linear: MXLinear) -> str | None:
     """Return why the operands of experts' linears cannot be cast for all experts at once, or None if they can."""
     for operand, cast in linear.gemms.casts():
-        if cast.scale == "FP32":
-            return f"the grouped GEMM has no FP32 block scales, and the experts' {operand} has them"
+        if cast.scale == "FP32" and cast.block_size not in GROUPED_BLOCKS:
+            return (
+                f"the grouped GEMM has FP32 scales for blocks of {', '.join(map(str, GROUPED_BLOCKS))}, and those of "
+                f"the experts' {operand} are of {cast.block_size}"
+            )
     if columns := scaled_by_columns(linear):
         return (
             f"the grouped GEMM has no scale for each column, and the experts' {columns} has one; "

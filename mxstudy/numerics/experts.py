@@ -4,7 +4,7 @@ The experts' operands are dispatched rows (`mxstudy.numerics.dispatch`). Each ex
 the token axis, or a scale of a whole tensor, belongs to one expert. There are two ways to compute them:
 
     loop      expert by expert, each by `mxstudy.numerics.gemms`: every recipe. The host has to know the loads.
-    grouped   all experts' rows in one cast, and all GEMMs in one grouped GEMM: what has no FP32 block scales.
+    grouped   all experts' rows in one cast, and all GEMMs in one grouped GEMM: what has no scale of a column in wgrad.
 
 Both give the same bits if their GEMMs do. The random numbers of a row are those of its copy, wherever that is
 dispatched to. So they do not depend on micro-batches, ranks or other tokens.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, library
@@ -23,11 +24,22 @@ from mxstudy.config.casts import Cast
 from mxstudy.numerics.cast import pre_rounded
 from mxstudy.numerics.dispatch import Dispatch, to_rows
 from mxstudy.numerics.formats import is_random
-from mxstudy.numerics.gemms import Bounds, Linear, Operand, dgrad_gemm, forward_gemm, gemm, wgrad_gemm
+from mxstudy.numerics.gemms import (
+    Bounds,
+    Linear,
+    Operand,
+    common_block_size,
+    dgrad_gemm,
+    forward_gemm,
+    gemm,
+    wgrad_gemm,
+)
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.random_bits import CALL, Draws
 from mxstudy.numerics.scales import absmax_bits
 from mxstudy.reader import require
+
+GROUPED_BLOCKS = (16, 32, 64, 128)  # sizes of the blocks whose FP32 scales a grouped GEMM takes
 
 # ---------------------------------------------------------------------------------------------------- grouped GEMM
 
@@ -61,30 +73,59 @@ def grouped_mm(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
 
 
 @library.custom_op("mxstudy::scaled_grouped_mm", mutates_args=())
-def scaled_grouped_mm(a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | None, ends_E: Tensor) -> Tensor:
+def scaled_grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    a_scales: Tensor | None,
+    b_scales: Tensor | None,
+    ends_E: Tensor,
+    a_blocks: Tensor | None = None,
+    b_blocks: Tensor | None = None,
+    block_size: int = 0,
+) -> Tensor:
     """Return `grouped_mm`, each sum in FP32 multiplied by its scales before it is rounded, once, to a's dtype.
 
     `a_scales` are for the rows of the results, `b_scales` for their columns: float32 [E or 1, rows or 1] and [E or 1,
-    columns or 1]; an axis of 1 has one scale for all, and None is 1. The kernel: `mxstudy.kernels.scaled_grouped_mm`.
+    columns or 1]; an axis of 1 has one scale for all, and None is 1. With a `block_size` a sum is that of its blocks of
+    the contraction axis, each multiplied by its scales before they are added: `a_blocks` and `b_blocks`, float32 of the
+    shapes of a and b but for that axis, or None. No block lies in two groups. The kernel:
+    `mxstudy.kernels.scaled_grouped_mm`.
     """
     ends, columns = ends_E.tolist(), b.shape[-1]
     of_rows, of_columns = (
         None if s is None else s.expand(len(ends), size) for s, size in ((a_scales, len(a)), (b_scales, columns))
     )
 
-    def scaled(i: int, rows: slice, a: Tensor, b: Tensor) -> Tensor:
-        left = Operand(a, None if of_rows is None else of_rows[i, rows, None])
-        right = Operand(b, None if of_columns is None else of_columns[i])
+    def product(i: int, group: slice) -> Tensor:
+        if b.ndim == 2 and group.start == group.stop:
+            return a.new_zeros(len(a), columns)
+        rows: Any = group if b.ndim == 3 else slice(None)
+        blocks = slice(group.start // block_size, group.stop // block_size) if block_size else group
+        of_a: Any = (group,) if b.ndim == 3 else (slice(None), blocks)
+        of_b: Any = i if b.ndim == 3 else blocks
+        one, other = (a[group], b[i]) if b.ndim == 3 else (a[:, group], b[group])
+        left = Operand(
+            one,
+            None if of_rows is None else of_rows[i, rows, None],
+            None if a_blocks is None else a_blocks[of_a],
+            block_size,
+        )
+        right = Operand(
+            other,
+            None if of_columns is None else of_columns[i],
+            None if b_blocks is None else b_blocks[of_b],
+            block_size,
+        )
         return gemm(left, right, a.dtype)
 
     groups = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    if b.ndim == 3:
-        return torch.cat([scaled(i, rows, a[rows], b[i]) for i, rows in enumerate(groups)])
-    return torch.stack([scaled(i, slice(None), a[:, inner], b[inner]) for i, inner in enumerate(groups)])
+    return (torch.cat if b.ndim == 3 else torch.stack)([product(i, group) for i, group in enumerate(groups)])
 
 
 @scaled_grouped_mm.register_fake
-def _(a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | None, ends_E: Tensor) -> Tensor:
+def _(
+    a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | None, ends_E: Tensor, *blocks: object
+) -> Tensor:
     return empty_product(a, b, ends_E)
 
 
@@ -169,11 +210,12 @@ class Grouped(Linear):
 
     def gemm(self, a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
         assert self.ends is not None
-        require(not a_MK.block_size and not b_KN.block_size, "scale: a grouped GEMM takes no FP32 block scales")
-        if a_MK.scale is None and b_KN.scale is None:
+        size = common_block_size(a_MK, b_KN) if a_MK.block_size or b_KN.block_size else 0
+        if not size and a_MK.scale is None and b_KN.scale is None:
             return to_dtype(grouped_mm(a_MK.values, b_KN.values, self.ends), dtype)
         scales = scales_of_groups(a_MK.scale, -1), scales_of_groups(b_KN.scale, -2)
-        return to_dtype(scaled_grouped_mm(a_MK.values, b_KN.values, *scales, self.ends), dtype)
+        blocks = a_MK.block_scales, b_KN.block_scales, size
+        return to_dtype(scaled_grouped_mm(a_MK.values, b_KN.values, *scales, self.ends, *blocks), dtype)
 
 
 def scales_of_groups(scale: Tensor | None, axis: int) -> Tensor | None:
@@ -262,7 +304,8 @@ class Together(Plain):
             return super().forward_tokens(x_TI, dispatch, weight, dtype, bounds)
         x = self.linear.operand(x_TI, "forward_x", -1, dtype, bounds)
         scale = x.scale if x.scale is None or x.scale.ndim == 0 else to_rows(x.scale, dispatch)
-        x = replace(x, values=to_rows(x.values, dispatch), scale=scale)
+        block_scales = None if x.block_scales is None else to_rows(x.block_scales, dispatch)
+        x = replace(x, values=to_rows(x.values, dispatch), scale=scale, block_scales=block_scales)
         return self.linear.gemm(x, self.linear.operand(weight, "forward_w", -1, dtype).T, dtype)
 
 

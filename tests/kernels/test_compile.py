@@ -18,6 +18,7 @@ from mxstudy.kernels.matmul_blocks import TILES
 from mxstudy.kernels.operand_cast import OperandCast
 from mxstudy.kernels.packing import pack
 from mxstudy.kernels.scaled_grouped_mm import TILES as GROUPED_TILES
+from mxstudy.kernels.scaled_grouped_mm import TILES_BY_BLOCKS
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +112,10 @@ def test_products_of_blocks_are_pipelined_and_stay_in_registers(tmp_path: Path) 
 def test_grouped_products_run_on_tensor_cores_and_load_ahead(tmp_path: Path) -> None:
     """A group's tokens need not fill the last tile of wgrad, so the kernel loads them under a mask."""
     layouts = ((["a_along", "b_down"], True), (["a_along", "b_along"], True), (["a_down", "b_along"], False))
-    variants = [(*layout, groups, *tile) for layout in layouts for groups in (1, 64) for tile in GROUPED_TILES]
+    cases = [(1, 0, tile) for tile in GROUPED_TILES] + [
+        (64, size, tile) for size, tiles in ((0, GROUPED_TILES), (128, TILES_BY_BLOCKS)) for tile in tiles
+    ]
+    variants = [(*layout, groups, size, *tile) for layout in layouts for groups, size, tile in cases]
     for found in ahead("ahead_scaled_grouped_mm.py", variants, tmp_path):
         assert_pipelined(found)
 

@@ -5,6 +5,8 @@ Sums are exact in these tests.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from bits import assert_same_bits
@@ -13,11 +15,12 @@ from precision_files import of_file
 from small_mixtures import CPU, MOE, NORMS, OUTER_SCALES, gradients, group, outer_scaled
 from torch import Tensor, library
 
-from mxstudy.kernels.scaled_grouped_mm import TILES, launch_cuda
+from mxstudy.kernels.scaled_grouped_mm import TILES, TILES_BY_BLOCKS, launch_cuda
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import apply_precision
 from mxstudy.numerics import experts
 from mxstudy.numerics.experts import scaled_grouped_mm
+from mxstudy.reader import ConfigError
 
 pytestmark = pytest.mark.integration
 BF16 = torch.bfloat16
@@ -42,19 +45,19 @@ def scales(*shape: int, seed: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) + 2.0**-3
 
 
-def launched(*arguments: Tensor | None) -> Tensor:
-    return launch_cuda(*(None if x is None else x.to(DEVICE) for x in arguments)).cpu()
+def launched(*arguments: Tensor | None, block_size: int = 0) -> Tensor:
+    return launch_cuda(*(None if x is None else x.to(DEVICE) for x in arguments), block_size=block_size).cpu()
 
 
-def wanted(a: Tensor, b: Tensor, *others: Tensor | None) -> Tensor:
+def wanted(a: Tensor, b: Tensor, *others: Tensor | None, block_size: int = 0) -> Tensor:
     """Return the reference's product of FP32 matrices, rounded once: its scaled sums are not rounded before."""
-    return scaled_grouped_mm(a.float(), b.float(), *others).to(BF16)
+    return scaled_grouped_mm(a.float(), b.float(), *others, block_size=block_size).to(BF16)
 
 
-def assert_as_by_loop(*arguments: Tensor | None) -> Tensor:
+def assert_as_by_loop(*arguments: Tensor | None, block_size: int = 0) -> Tensor:
     """Return the kernel's product, which is that of the loop; the sum of nothing but -0 is 0 in the kernel."""
-    got = launched(*arguments)
-    assert_same_bits(got, wanted(*arguments) + 0)
+    got = launched(*arguments, block_size=block_size)
+    assert_same_bits(got, wanted(*arguments, block_size=block_size) + 0)
     return got
 
 
@@ -126,11 +129,41 @@ def test_nan_stays_in_its_group_of_the_contraction_axis():
     assert_same_bits(got[::2], wanted(a, b, None, scales(3, 1, seed=2), ends)[::2])
 
 
+@pytest.mark.parametrize("blocks", ["both", "a", "b"])
+@pytest.mark.parametrize("inner", [64, 72])
+def test_blocks_of_rows_have_scales(blocks, inner):
+    """With an inner axis of 72 the last block is incomplete."""
+    (a, b, ends), count = by_rows([70, 0, 8, 33], inner, 40), -(-inner // 16)
+    of_a, of_b = scales(111, count, seed=4), scales(4, count, 40, seed=5)
+    others = None if blocks == "b" else of_a, None if blocks == "a" else of_b
+    assert_as_by_loop(a, b, scales(4, 1, seed=2), None, ends, *others, block_size=16)
+
+
+def test_blocks_of_the_contraction_axis_have_scales():
+    """Both matrices and their scales lie in memory by tokens, as in wgrad."""
+    a, b, ends = integers(96, 72, seed=0).T, integers(96, 40, seed=1), ends_of([32, 0, 48, 16])
+    of_a, of_b = scales(6, 72, seed=4).T, scales(6, 40, seed=5)
+    assert_as_by_loop(a, b, None, None, ends, of_a, of_b, block_size=16)
+
+
+def test_large_tiles_of_blocks():
+    height, width, _ = TILES_BY_BLOCKS[0]
+    a, b, ends = by_rows([height + 8, 0, height * 7], 32, width * 15)
+    assert_as_by_loop(a, b, None, None, ends, None, scales(3, 2, width * 15, seed=5), block_size=16)
+
+
+def test_a_size_of_blocks_that_no_kernel_has_is_refused():
+    a, b, ends = by_rows([8, 8], 48, 16)
+    with pytest.raises(ConfigError, match="block_size: the kernel takes one of"):
+        launched(a, b, None, None, ends, None, scales(2, 1, 16, seed=5), block_size=48)
+
+
 @pytest.mark.parametrize(
     ("name", "norm", "scales_of_x"),
     [
         ("fp8_tensor", "rmsnorm", {"expert"}),
         ("nvfp4", "rmsnorm", {"expert"}),
+        ("fp8_blockwise", "rmsnorm", {"block"}),
         ("bounds", "rmsnorm", {"all", "row", "expert"}),
         ("bounds", "mxnorm", {"all", "row", "expert"}),
         ("rows", "mxnorm", {"row", "expert"}),
@@ -140,12 +173,14 @@ def test_a_mixture_has_the_numbers_of_the_loop(name, norm, scales_of_x, monkeypa
     """Sums are in another order, so a result may be rounded to the next bf16 number."""
     seen = set()
 
-    def product(a: Tensor, b: Tensor, *others: Tensor | None) -> Tensor:
+    def product(a: Tensor, b: Tensor, *others: Any) -> Tensor:
         assert torch.equal(a.to(BF16), a)
         assert torch.equal(b.to(BF16), b)
-        found = [scale.shape for scale in others[:2] if scale is not None]
+        *given, block_size = others
+        found = [scale.shape for scale in given[:2] if scale is not None]
         seen.update("all" if s == (1, 1) else "expert" if s == (6, 1) else "row" for s in found)
-        return launched(a.to(BF16), b.to(BF16), *others).float()
+        seen.update("block" for scale in given[3:] if scale is not None)
+        return launched(a.to(BF16), b.to(BF16), *given, block_size=block_size).float()
 
     monkeypatch.setattr(experts, "scaled_grouped_mm", product)
     precision = outer_scaled(name) if name in OUTER_SCALES else of_file(name)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from precision_files import of_file
 from small_mixtures import MOE, NORMS, OUTER_SCALES, outer_scaled, plan, tokens
 from torch import Tensor
 
@@ -17,12 +18,15 @@ from mxstudy.numerics.experts import grouped_mm
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
+SCALED = ("fp8_blockwise", *OUTER_SCALES)
 LARGE = replace(MOE, hidden_size=256, ffn_size=128, moe=replace(MOE.moe, num_experts=8))
 
 
 def on_gpu(norm: str, row: str, compiled: bool = False) -> Decoder:
-    block_size = 16 if row.startswith("nvfp4") else 32
-    precision = outer_scaled(row) if row in OUTER_SCALES else plan(row, block_size=block_size)
+    if row in SCALED:
+        precision = outer_scaled(row) if row in OUTER_SCALES else of_file(row)
+    else:
+        precision = plan(row, block_size=16 if row.startswith("nvfp4") else 32)
     model = Decoder(LARGE, NORMS[norm], precision.settings, torch.bfloat16).to(DEVICE)
     model.init_weights(0)
     apply_precision(model, precision, 0, "bf16", DEVICE, compiled=compiled)
@@ -41,7 +45,7 @@ def gradients(model: Decoder) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("norm", ["rmsnorm", "mxnorm"])
-@pytest.mark.parametrize("row", ["bf16", "mxfp8", "mx_mix", "mxfp4", "fp8_tensor", "nvfp4_forward_only", *OUTER_SCALES])
+@pytest.mark.parametrize("row", ["bf16", "mxfp8", "mx_mix", "mxfp4", "fp8_tensor", "nvfp4_forward_only", *SCALED])
 def test_one_grouped_gemm_computes_what_the_loop_computes(norm: str, row: str) -> None:
     model = on_gpu(norm, row)
     assert all(mixture.is_grouped for mixture in mixtures_of(model).values())
@@ -55,7 +59,7 @@ def test_one_grouped_gemm_computes_what_the_loop_computes(norm: str, row: str) -
         assert error < 0.02, name
 
 
-@pytest.mark.parametrize("row", ["mxfp8", "fp8_tensor", *OUTER_SCALES])
+@pytest.mark.parametrize("row", ["mxfp8", "fp8_tensor", *SCALED])
 def test_experts_without_a_token_have_gradients_of_zeros(row: str) -> None:
     """A group without tokens has rows of zeros alone."""
     model = on_gpu("rmsnorm", row)
@@ -76,7 +80,7 @@ def test_a_step_has_the_same_bits_twice(row: str) -> None:
     assert all(torch.equal(second[1][name], gradient) for name, gradient in first[1].items())
 
 
-@pytest.mark.parametrize("row", ["mxfp8", "fp8_tensor", *OUTER_SCALES])
+@pytest.mark.parametrize("row", ["mxfp8", "fp8_tensor", *SCALED])
 def test_nothing_waits_for_the_gpu(row: str) -> None:
     model = on_gpu("mxnorm", row)
     gradients(model)  # loads the kernels
@@ -89,7 +93,7 @@ def test_nothing_waits_for_the_gpu(row: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["mxfp8", "fp8_tensor", *OUTER_SCALES])
+@pytest.mark.parametrize("row", ["mxfp8", "fp8_tensor", *SCALED])
 def test_compiled_blocks_compute_the_same(row: str) -> None:
     eager, compiled = (gradients(on_gpu("mxnorm", row, flag)) for flag in (False, True))
     torch.testing.assert_close(compiled[0], eager[0], rtol=0.02, atol=0.02)

@@ -43,9 +43,10 @@ SCALES_OF_COLUMNS = {"format": "NVFP4", "scale": "E4M3", "block_size": 16}
     ("casts", "why"),
     [
         (
-            {"forward_x": {"format": "E4M3", "scale": "FP32"}},
-            "no FP32 block scales, and the experts' forward_x has them",
+            {"wgrad_x": {"format": "E4M3", "scale": "FP32", "block_size": 8}},
+            "FP32 scales for blocks of 16, 32, 64, 128, and those of the experts' wgrad_x are of 8",
         ),
+        ({"wgrad_x": {"format": "E4M3", "scale": "FP32", "block_size": 128}}, None),
         (
             {"wgrad_dh": SCALES_OF_COLUMNS | {"outer_scale": "row"}},
             "no scale for each column, and the experts' wgrad_dh",

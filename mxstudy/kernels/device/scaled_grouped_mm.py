@@ -10,6 +10,8 @@ def scaled_grouped_mm_kernel(
     b_ptr,
     a_scales_ptr,
     b_scales_ptr,
+    a_blocks_ptr,
+    b_blocks_ptr,
     ends_ptr,
     c_ptr,
     groups,
@@ -25,7 +27,13 @@ def scaled_grouped_mm_kernel(
     a_scales_along,
     b_scales_group,
     b_scales_along,
+    a_blocks_down,
+    a_blocks_along,
+    b_blocks_group,
+    b_blocks_down,
+    b_blocks_along,
     BY_ROWS: tl.constexpr,
+    BY_BLOCKS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     GROUPS: tl.constexpr,
     HEIGHT: tl.constexpr,
@@ -35,8 +43,10 @@ def scaled_grouped_mm_kernel(
     """Multiply bf16 matrices by groups: c, bf16 and contiguous, each sum times the scales of its row and its column.
 
     BY_ROWS: a group is rows of a [rows, inner], and has its own b [groups, inner, columns]; c is [rows, columns]. Else
-    it is part of the inner axis of a [rows, inner] and b [inner, columns]; c is [groups, rows, columns]. `ends`: int32,
-    where each group ends. IS_WHOLE: the inner axis of each group is a multiple of DEPTH. GROUPS: a power of two, not
+    it is part of the inner axis of a [rows, inner] and b [inner, columns]; c is [groups, rows, columns]. BY_BLOCKS: the
+    product of each DEPTH of the inner axis is multiplied by its scales of a and of b before it is added; a pointer that
+    is None leaves its scales out, and groups of the inner axis begin at multiples of DEPTH. `ends`: int32, where each
+    group ends. IS_WHOLE: the inner axis of each group is a multiple of DEPTH. GROUPS: a power of two, not
     below `groups`. A program without rows of a group ends at once. `group`, `down` and `along`: strides.
     """
     across = tl.cdiv(columns, WIDTH)
@@ -83,7 +93,17 @@ def scaled_grouped_mm_kernel(
             inside = tl.arange(0, DEPTH) < last - at
             x = tl.load(a, mask=in_rows[:, None] & inside[None, :], other=0.0)
             y = tl.load(b, mask=inside[:, None] & in_columns[None, :], other=0.0)
-        sums = tl.dot(x, y, sums)
+        if BY_BLOCKS:
+            product = tl.dot(x, y)
+            if a_blocks_ptr is not None:
+                of_block = a_blocks_ptr + at // DEPTH * a_blocks_along
+                product *= tl.load(of_block + row.to(tl.int64) * a_blocks_down, mask=in_rows, other=0.0)[:, None]
+            if b_blocks_ptr is not None:
+                of_block = b_blocks_ptr + group.to(tl.int64) * b_blocks_group + at // DEPTH * b_blocks_down
+                product *= tl.load(of_block + column * b_blocks_along, mask=in_columns, other=0.0)[None, :]
+            sums += product
+        else:
+            sums = tl.dot(x, y, sums)
         a += DEPTH * a_along
         b += DEPTH * b_down
     a_scales = a_scales_ptr + group * a_scales_group + row * a_scales_along
