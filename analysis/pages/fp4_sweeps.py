@@ -26,8 +26,8 @@ GRADIENTS = "(dgrad|wgrad)_dh"  # a pattern of the output gradients' casts
 NOISE, CLIPPED = ("sqnr_db", "{:.1f} dB"), ("overflow_fraction", "{:.1%}")
 BY_RECIPE = (("MX", "MXFP4"), ("NV", "NVFP4"))
 
-# what a sentence calls it: the sweep, an arm, and the arm that is subtracted from it
-DIFFERENCES = {
+# what a sentence calls it: the sweep, an arm, the arm that is subtracted, and the sweep of that if it is another one
+DIFFERENCES: dict[str, tuple[str, ...]] = {
     "E4M3, 16 minus 32": ("fp4_scales", "E4M3 scales, blocks of 16", "E4M3 scales, blocks of 32"),
     **{
         f"{said}, {recipe}": ("fp4_where", f"{scales} {more}", f"{scales} {less}")
@@ -40,6 +40,7 @@ DIFFERENCES = {
         f"four over six, {blocks}": ("fp4_four_over_six", f"{blocks}, four over six", blocks)
         for blocks in ("1 x 16", "16 x 16")
     },
+    "four over six, 1 x 16, earlier runs": ("fp4_four_over_six", "1 x 16, four over six", "NV F", "fp4_where"),
     "transform of wgrad": ("fp4_signs", "all +1", "none"),
     "random signs": ("fp4_signs", "by call", "all +1"),
     "signs after the transform": ("fp4_signs", "by call, after", "all +1"),
@@ -167,9 +168,6 @@ FP4: Parts = {
     **parts(PAGE, *BY_SWEEP),
     **{f"arms of {of.sweep}": partial(arms, of) for of in QUESTIONS},
     **{said: partial(described, *of) for said, of in DIFFERENCES.items()},
-    "four over six, 1 x 16, earlier runs": partial(
-        described, "fp4_four_over_six", "1 x 16, four over six", "NV F", "fp4_where"
-    ),
     **{said: partial(of_casts, *of) for said, of in OF_CASTS.items()},
     **{f"price of {claim}": partial(price, claim) for claim in PRICED},
     **{said: partial(mean_difference, claim, PAGE) for said, claim in CLAIMED.items()},

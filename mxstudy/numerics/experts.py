@@ -96,30 +96,25 @@ def scaled_grouped_mm(
         None if s is None else s.expand(len(ends), size) for s, size in ((a_scales, len(a)), (b_scales, columns))
     )
 
-    def product(i: int, group: slice) -> Tensor:
-        if b.ndim == 2 and group.start == group.stop:
-            return a.new_zeros(len(a), columns)
-        rows: Any = group if b.ndim == 3 else slice(None)
-        blocks = slice(group.start // block_size, group.stop // block_size) if block_size else group
-        of_a: Any = (group,) if b.ndim == 3 else (slice(None), blocks)
-        of_b: Any = i if b.ndim == 3 else blocks
-        one, other = (a[group], b[i]) if b.ndim == 3 else (a[:, group], b[group])
-        left = Operand(
-            one,
-            None if of_rows is None else of_rows[i, rows, None],
-            None if a_blocks is None else a_blocks[of_a],
-            block_size,
-        )
-        right = Operand(
-            other,
-            None if of_columns is None else of_columns[i],
-            None if b_blocks is None else b_blocks[of_b],
-            block_size,
-        )
+    def of(scales: Tensor | None, *where: Any) -> Tensor | None:
+        return None if scales is None else scales[where]
+
+    def scaled(i: int, one: Tensor, other: Tensor, rows: slice, of_one: tuple[Any, ...], of_other: Any) -> Tensor:
+        left = Operand(one, of(of_rows, i, rows, None), of(a_blocks, *of_one), block_size)
+        right = Operand(other, of(of_columns, i), of(b_blocks, of_other), block_size)
         return gemm(left, right, a.dtype)
 
+    def inside(i: int, group: slice) -> Tensor:
+        if group.start == group.stop:
+            return a.new_zeros(len(a), columns)
+        size = block_size or 1  # without blocks nothing reads the slice
+        blocks = slice(group.start // size, group.stop // size)
+        return scaled(i, a[:, group], b[group], slice(None), (slice(None), blocks), blocks)
+
     groups = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    return (torch.cat if b.ndim == 3 else torch.stack)([product(i, group) for i, group in enumerate(groups)])
+    if b.ndim == 3:
+        return torch.cat([scaled(i, a[rows], b[i], rows, (rows,), i) for i, rows in enumerate(groups)])
+    return torch.stack([inside(i, group) for i, group in enumerate(groups)])
 
 
 @scaled_grouped_mm.register_fake

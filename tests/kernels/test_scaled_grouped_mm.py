@@ -132,7 +132,7 @@ def test_nan_stays_in_its_group_of_the_contraction_axis():
 @pytest.mark.parametrize("blocks", ["both", "a", "b"])
 @pytest.mark.parametrize("inner", [64, 72])
 def test_blocks_of_rows_have_scales(blocks, inner):
-    """With an inner axis of 72 the last block is incomplete."""
+    """Take an inner axis of 72, too, whose last block is incomplete."""
     (a, b, ends), count = by_rows([70, 0, 8, 33], inner, 40), -(-inner // 16)
     of_a, of_b = scales(111, count, seed=4), scales(4, count, 40, seed=5)
     others = None if blocks == "b" else of_a, None if blocks == "a" else of_b

@@ -214,7 +214,7 @@ def test_initial_weights_of_experts_differ_and_have_their_stds():
 
 @pytest.mark.slow
 def test_a_compiled_block_casts_its_norm_once_for_the_shared_experts_too():
-    """With them a block has no more casts of [tokens, features] along the features than without them."""
+    """Count the casts of [tokens, features] along the features: as many with shared experts as without."""
     casts = {}
     for shared in (0, 1):
         sizes = replace(MOE, num_layers=1, moe=replace(MOE.moe, num_shared=shared))

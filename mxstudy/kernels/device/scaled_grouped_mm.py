@@ -46,8 +46,8 @@ def scaled_grouped_mm_kernel(
     it is part of the inner axis of a [rows, inner] and b [inner, columns]; c is [groups, rows, columns]. BY_BLOCKS: the
     product of each DEPTH of the inner axis is multiplied by its scales of a and of b before it is added; a pointer that
     is None leaves its scales out, and groups of the inner axis begin at multiples of DEPTH. `ends`: int32, where each
-    group ends. IS_WHOLE: the inner axis of each group is a multiple of DEPTH. GROUPS: a power of two, not
-    below `groups`. A program without rows of a group ends at once. `group`, `down` and `along`: strides.
+    group ends. IS_WHOLE: the inner axis of each group is a multiple of DEPTH. GROUPS: a power of two, not below
+    `groups`. A program without rows of a group ends at once. `group`, `down` and `along`: strides.
     """
     across = tl.cdiv(columns, WIDTH)
     tile = tl.program_id(0) // across

@@ -285,7 +285,7 @@ def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
 
 def flops_per_token(config: Pretrain) -> int:
     """Return the FLOPs of forward and backward of one token, without recomputation."""
-    return flops_of_model(by_size(config), config.train.sequence_length)
+    return counted(config)[0]
 
 
 def flops_again(config: Pretrain) -> int:
@@ -314,21 +314,16 @@ def recomputation(config: Pretrain) -> str:
 
 def size(config: Pretrain) -> str:
     """Return the number of the model's parameters as text."""
-    return size_of_model(by_size(config))
+    return counted(config)[1]
 
 
-def by_size(config: Pretrain) -> Keyed[Pretrain]:
-    """Return the config, keyed by the values that decide the number of parameters, which any precision shares."""
-    return Keyed(repr((config.model, config.norm)), config)
-
-
-@functools.cache
-def size_of_model(keyed: Keyed[Pretrain]) -> str:
-    with torch.device("meta"):
-        return size_text(parameters_of(build_model(keyed.value)))
+def counted(config: Pretrain) -> tuple[int, str]:
+    """Return the FLOPs of a token and the size as text, which are the same in any precision."""
+    return counted_on_meta(Keyed(repr((config.model, config.norm)), config), config.train.sequence_length)
 
 
 @functools.cache
-def flops_of_model(keyed: Keyed[Pretrain], sequence_length: int) -> int:
+def counted_on_meta(keyed: Keyed[Pretrain], sequence_length: int) -> tuple[int, str]:
     with torch.device("meta"):
-        return build_model(keyed.value).flops_per_token(sequence_length)
+        model = build_model(keyed.value)
+    return model.flops_per_token(sequence_length), size_text(parameters_of(model))
