@@ -45,7 +45,10 @@ DECISIVE = "decisive decisive_2 decisive_3"
 # Of the eleven sweeps those whose tables are in results/.
 RUN_OF_FP4 = [
     f"fp4_{sweep}"
-    for sweep in ("clipping", "four_over_six", "range", "scales", "signs", "tail", "weight_blocks", "where")
+    for sweep in (
+        *("clipping", "forward_hadamard", "four_over_six", "norms", "range", "scales", "signs", "tail"),
+        *("weight_blocks", "where"),
+    )
 ]
 TRAIN_STEPS = "train_step_h200_llama_125m_more_arms train_step_h200_llama_1b"
 ZERO_SHOT = (

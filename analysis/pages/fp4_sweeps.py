@@ -21,7 +21,7 @@ from analysis.units import DEPTH, chosen
 
 PAGE = "fp4_recipes"
 BY_SWEEP = {of.sweep: of for of in QUESTIONS}
-ON_H100 = ("fp4_signs", "fp4_clipping", "fp4_range")  # the others are of H200
+ON_H100 = ("fp4_signs", "fp4_clipping", "fp4_range", "fp4_forward_hadamard", "fp4_norms")  # the others are of H200
 GRADIENTS = "(dgrad|wgrad)_dh"  # a pattern of the output gradients' casts
 NOISE, CLIPPED = ("sqnr_db", "{:.1f} dB"), ("overflow_fraction", "{:.1%}")
 BY_RECIPE = (("MX", "MXFP4"), ("NV", "NVFP4"))
@@ -49,6 +49,17 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     "stochastic, ceil": ("fp4_clipping", "S, ceil", "N, ceil"),
     "nearest, 3/4": ("fp4_clipping", "N, floor, 3/4", "N, floor"),
     "nearest, ceil": ("fp4_clipping", "N, ceil", "N, floor"),
+    **{
+        f"transform of the forward, {arm}": ("fp4_forward_hadamard", f"{arm}, H16", arm)
+        for arm in ("MX E2M1", "MX E1M2", "NV E2M1", "NV E1M2")
+    },
+    **{
+        f"E1M2 minus E2M1, {recipe}": ("fp4_forward_hadamard", f"{scales} E1M2", f"{scales} E2M1")
+        for scales, recipe in BY_RECIPE
+    },
+    "gain folded": ("fp4_norms", "RMSNorm, folded", "RMSNorm"),
+    "MXNorm": ("fp4_norms", "MXNorm", "RMSNorm"),
+    "gain in dgrad": ("fp4_norms", "MXNorm, gain in dgrad", "MXNorm"),
     "square blocks": ("fp4_weight_blocks", "16 x 16", "1 x 16, twice"),
     "quantised again": ("fp4_weight_blocks", "1 x 16, again", "1 x 16, twice"),
     "whole range": ("fp4_range", "whole range, 24 bits", "16/17, 24 bits"),
@@ -100,6 +111,10 @@ PRICED = (
     "fp4-clipping-explains-headroom",
     "fp4-range-clipping",
     "fp4-range-bits",
+    "fp4-forward-hadamard-nv",
+    "fp4-forward-hadamard-mx",
+    "fp4-forward-hadamard-uniform",
+    "fp4-norms-mxnorm",
 )
 
 
@@ -111,6 +126,16 @@ def of_casts(sweep: str, arm: str, operands: str, statistic: tuple[str, str]) ->
     own = measured[measured["fingerprint"].isin(runs.loc[chosen(runs, BY_SWEEP[sweep].arms[arm]), "fingerprint"])]
     name, form = statistic
     return form.format(at_the_end(own, rf"{operands}/{name}$").mean()).replace("%", " %")
+
+
+def of_the_forward(sweep: str) -> str:
+    """Return a table of the noise and clipping of the forward's operands, a row for each arm that casts any."""
+    rows = ["| arm | noise of inputs | clipped | noise of weights | clipped |", "|---|---:|---:|---:|---:|"]
+    for arm in BY_SWEEP[sweep].arms:
+        if arm != "bf16":
+            cells = (of_casts(sweep, arm, f"/forward_{x}", statistic) for x in "xw" for statistic in (NOISE, CLIPPED))
+            rows.append(f"| {arm} | {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def described(sweep: str, arm: str, baseline: str, of_baseline: str | None = None) -> str:
@@ -171,6 +196,7 @@ FP4: Parts = {
     **{said: partial(of_casts, *of) for said, of in OF_CASTS.items()},
     **{f"price of {claim}": partial(price, claim) for claim in PRICED},
     **{said: partial(mean_difference, claim, PAGE) for said, claim in CLAIMED.items()},
+    "casts of fp4_forward_hadamard": partial(of_the_forward, "fp4_forward_hadamard"),
     "none over bf16": partial(over_bf16, BY_SWEEP["fp4_tail"], "none"),
     "a block of none": partial(share_of_a_block, BY_SWEEP["fp4_tail"], "none"),
     "no transform over bf16": partial(over_bf16, BY_SWEEP["fp4_signs"], "none"),
