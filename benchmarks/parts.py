@@ -51,7 +51,7 @@ TILES = {
     "rotary bf16": [Tile(32, 32, 4), Tile(64, 32, 4), Tile(16, 32, 2)],
     "rotary both casts": [Tile(32, 32, 1), Tile(32, 32, 2), Tile(32, 32, 4)],
     "norm forward": [Tile(1, 2048, 4), Tile(2, 2048, 4), Tile(2, 2048, 8), Tile(4, 2048, 16)],
-    "norm backward": [Tile(1, 2048, 2), Tile(1, 2048, 4), Tile(2, 2048, 4), Tile(2, 2048, 8), Tile(4, 2048, 8)],
+    "norm backward": [Tile(1, 2048, 8), Tile(2, 2048, 4), Tile(2, 2048, 8), Tile(4, 2048, 4), Tile(8, 2048, 8)],
     "cross-entropy": [Tile(1, 8192, 8), Tile(1, 8192, 16), Tile(1, 16384, 16), Tile(1, 32768, 32)],
 }
 PARTS = ("swiglu", "norm", "rotary", "cross-entropy", "weights")

@@ -38,6 +38,7 @@ OURS = [by for by in BY if by.endswith("ours")]
 SWIGLU_CASTS = "swiglu backward, both casts"
 NEWER_TILES = {SWIGLU_CASTS: "ours, 32 x 64 x 2"}  # {part: the tile of now}, where the H100's run had another as ours
 H200, H100 = "parts", "parts_h100"
+NEWER, BEFORE = "parts_h100_norms", "parts_h100_before"  # norms and the cross-entropy, and the latter by older code
 CASTS = {"H200": "operands", "H100": "operands_h100"}
 HEADS, KV_HEADS, HEAD_SIZE = 16, 4, 64  # of conf/model/llama_125m.yaml
 ROTARY_MS = 2.0  # what the rotary embedding of a step of llama_125m was to take at most
@@ -103,12 +104,12 @@ def newest(part: str, name: str) -> dict[str, Any]:
 OTHER_TILE = "ours, "  # how rows of our kernels with other tiles begin, in `by`
 
 
-def other_tiles() -> str:
+def other_tiles(name: str = H200, gpu: str = "H200") -> str:
     """Return the table of our kernels with their tile and with the fastest other one that was tried."""
     cells = []
     for part, (said, _) in SAID.items():
-        if others := [one for one in rows(H200) if one["part"] == part and one["by"].startswith(OTHER_TILE)]:
-            best, own = fastest(others), ours(part)
+        if others := [one for one in rows(name) if one["part"] == part and one["by"].startswith(OTHER_TILE)]:
+            best, own = fastest(others), ours(part, name)
             cells.append(
                 (
                     said,
@@ -119,7 +120,7 @@ def other_tiles() -> str:
                     len(others),
                 )
             )
-    columns = ["part of a step of llama_1b, H200", "our tile, ms", "fastest other", "ms", "over ours", "others tried"]
+    columns = [f"part of a step of llama_1b, {gpu}", "our tile, ms", "fastest other", "ms", "over ours", "others tried"]
     return markdown(columns, cells, left=columns[:1])
 
 
@@ -217,6 +218,11 @@ def copy_rate(part: str | None, name: str) -> str:
     return f"{copied(ours(part, name)) if part else fastest_copy(name):.2f}"
 
 
+TILED = {  # what a sentence calls it: the part, and the run
+    "cross-entropy before": ("cross-entropy", BEFORE),
+    "cross-entropy now": ("cross-entropy", NEWER),
+    "norm backward then": ("norm backward", NEWER),
+}
 SHARES = ("swiglu backward, bf16", SWIGLU_CASTS, "adamw", "clip", "cross-entropy", "embedding gradient")
 PARTS: Parts = {
     "parts": table,
@@ -240,6 +246,8 @@ PARTS: Parts = {
     "embedding's GB in truth": embedding_gb,
     "embedding at least": embedding_least_ms,
     "tiles": other_tiles,
+    "tiles, H100": partial(other_tiles, NEWER, "H100"),
+    **{f"{said}, share": partial(share, part, name) for said, (part, name) in TILED.items()},
     "casts": casts,
     "both": lambda: f"{row(CASTS['H200'], operand='NVFP4, both')['over_copy']:.2f}",
     **{f"2048 x 2 over ours, {gpu}": partial(smaller_tile_over_ours, gpu) for gpu in CASTS},

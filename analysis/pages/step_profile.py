@@ -50,7 +50,8 @@ class Model(NamedTuple):
 
 MODELS = {"llama_1b": Model(16, 2048, 0.57), "llama_125m": Model(8, 1024, 0.52)}
 GPU = "H200"  # whose profiles are of whole rounds
-AGAIN = {("llama_1b", GPU): "train_step_h200_llama_1b_again"}  # a newer file with some of the arms, and more rounds
+# newer files with some of the arms, and more rounds
+AGAIN = {("llama_1b", gpu): f"train_step_{gpu.lower()}_llama_1b_again" for gpu in (GPU, "H100")}
 
 
 def name_of(model: str, gpu: str) -> str:

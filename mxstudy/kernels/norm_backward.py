@@ -106,5 +106,10 @@ def launch_cuda(
 
 
 def tile_of_rows(rows: int, width: int) -> tuple[int, int]:
-    """Return a tile's height and warps: a warp has 256 columns of all rows, so no sum over rows leaves the warp."""
-    return min(power_of_two_in(rows), max(1, 2048 // width)), min(max(1, width // 256), 16)
+    """Return a tile's height and warps: a warp has 256 columns of all rows, so no sum over rows leaves the warp.
+
+    Up to 8 warps have four rows or more, so that a program waits for its sums over columns once in four rows. With more
+    warps the registers do not suffice.
+    """
+    warps = min(max(1, width // 256), 16)
+    return min(power_of_two_in(rows), max(4 if warps <= 8 else 1, 2048 // width)), warps

@@ -57,6 +57,8 @@ def built(gemms: Gemms, backend: str, step: int = 5, compiles: bool = False) -> 
     )
     model = Decoder(MODEL, config.RMSNorm(), precision.settings, torch.bfloat16).to(DEVICE)
     model.init_weights(0)
+    if compiles:
+        configure_torch(compile=True)
     apply_precision(model, precision, 0, "bf16", DEVICE, (7,), compiles)
     move_to(model, step, 64)
     for block in model.layers:
@@ -114,7 +116,6 @@ def test_compiled_roads_draw_the_same() -> None:
 @pytest.mark.parametrize("gemms", [Gemms(), recipe()], ids=["bf16", "E2M1"])
 def test_compiled_blocks_have_the_bits_of_eager_mode(gemms: Gemms) -> None:
     """A block's last product is rounded before it is added, in both; Inductor's own passes would add it in FP32."""
-    configure_torch(compile=True)
     with torch.no_grad():
         eager, compiled = (
             model(tokens) for model, tokens in (built(gemms, "fused", compiles=c) for c in (False, True))

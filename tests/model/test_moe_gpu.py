@@ -12,9 +12,11 @@ from torch import Tensor
 
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.moe import mixtures_of
+from mxstudy.model.norm import Norm
 from mxstudy.model.precision import apply_precision
 from mxstudy.numerics.dispatch import dispatch_of
 from mxstudy.numerics.experts import grouped_mm
+from mxstudy.train.runtime import configure_torch
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
@@ -31,7 +33,7 @@ def on_gpu(norm: str, row: str, compiled: bool = False) -> Decoder:
     model.init_weights(0)
     apply_precision(model, precision, 0, "bf16", DEVICE, compiled=compiled)
     if compiled:
-        torch.compiler.reset()  # as training does: after another model, sizes would be variables
+        configure_torch(compile=True)
         for block in model.layers:
             block.compile(fullgraph=True)
     return model
@@ -92,14 +94,23 @@ def test_nothing_waits_for_the_gpu(row: str) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """Return the largest relative distance of a gradient, in the Euclidean norm."""
+    norm = torch.linalg.vector_norm
+    return max((norm(other[name] - gradient) / norm(gradient)).item() for name, gradient in one.items())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ["mxfp8", "fp8_tensor", *SCALED])
 def test_compiled_blocks_compute_the_same(row: str) -> None:
-    eager, compiled = (gradients(on_gpu("mxnorm", row, flag)) for flag in (False, True))
-    torch.testing.assert_close(compiled[0], eager[0], rtol=0.02, atol=0.02)
-    for name, gradient in eager[1].items():
-        error = torch.linalg.vector_norm(compiled[1][name] - gradient) / torch.linalg.vector_norm(gradient)
-        assert error < 0.05, name
+    """Compiled norms sum in another order. It changes no more than last bits of the RMS do, here by a tenth of eps."""
+    _, eager = gradients(on_gpu("mxnorm", row))
+    _, compiled = gradients(on_gpu("mxnorm", row, compiled=True))
+    nudged = on_gpu("mxnorm", row)
+    for module in nudged.modules():
+        if isinstance(module, Norm):
+            module.eps *= 1.1
+    assert distance(eager, compiled) < 2 * distance(eager, gradients(nudged)[1])
 
 
 def test_a_dispatch_is_that_of_the_cpu() -> None:
