@@ -128,6 +128,7 @@ def test_evaluations_without_their_trainings_or_trainings_without_any_are_refuse
             9,
             "mmlu.mcf was asked with 5 and 0 shots; choose evaluations",
         ),
+        (SHOTS | {"limit": 100}, 9, "mmlu.mcf was asked with several values of evaluation.limit; choose by --only"),
     ],
 )
 def test_what_is_not_the_figure_is_refused(

@@ -22,7 +22,7 @@ from analysis.style import TWO_COLUMNS, load_chosen, load_or_none, make_figure, 
 from mxstudy import results
 from mxstudy.results import ConfigError, curves_of, draw_arm, in_tokens, legend
 
-SHOTS = "config.evaluation.shots"
+SHOTS, LIMIT = "config.evaluation.shots", "config.evaluation.limit"
 # {name of a score in an evaluation: what it is, and the key of its shots, if they are not those of all tasks}
 PANELS = {
     "mmlu.mcf": ("MMLU", "config.evaluation.task_shots.mmlu"),
@@ -54,6 +54,8 @@ def read(paths: Sequence[Path], kind: str) -> pd.DataFrame:
     configs = runs.drop_duplicates("fingerprint").set_index("fingerprint")
     shots = {name: configs.get(key, configs[SHOTS]).fillna(configs[SHOTS]) for name, (_, key) in PANELS.items()}
     rows = rows.assign(**{f"{name}/shots": rows["fingerprint"].map(own) for name, own in shots.items()})
+    if LIMIT in configs:
+        rows = rows.assign(limit=rows["fingerprint"].map(configs[LIMIT]))
     return beside_trainings(rows, trained, evaluated)
 
 
@@ -72,9 +74,9 @@ def beside_trainings(rows: pd.DataFrame, trained: pd.DataFrame, evaluated: pd.Da
 def draw(rows: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     """Draw the figure.
 
-    `rows` have fingerprint, tokens, and for each of PANELS NAME/score, NAME/chance and NAME/shots. Raises ValueError if
-    no run has one of these, if runs were asked with different numbers of shots, or if two runs of an arm have equal
-    seeds.
+    `rows` have fingerprint, tokens, limit, and for each of PANELS NAME/score, NAME/chance and NAME/shots. Raises
+    ValueError if no run has one of these, if runs were asked with different numbers of shots or limits of questions, or
+    if two runs of an arm have equal seeds.
     """
     figure, panels = plt.subplots(1, len(PANELS), figsize=(TWO_COLUMNS, 2.4))
     for axes, (name, (words, _)) in zip(panels, PANELS.items(), strict=True):
@@ -85,6 +87,8 @@ def draw(rows: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         if len(shots) > 1:
             found = " and ".join(f"{number:g}" for number in shots)
             raise ValueError(f"--runs: {name} was asked with {found} shots; choose evaluations, or trainings by --only")
+        if "limit" in asked and asked["limit"].fillna("all").nunique() > 1:
+            raise ValueError(f"--runs: {name} was asked with several values of evaluation.limit; choose by --only")
         percent = asked.assign(percent=100 * asked[f"{name}/score"]).sort_values("tokens", kind="stable")
         for curves in curves_of(percent, runs, "percent", "tokens"):
             draw_arm(axes, curves, marker=".")

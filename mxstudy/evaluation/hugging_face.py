@@ -35,11 +35,13 @@ class Architecture(NamedTuple):
     head_dim: int | None = None
 
 
+LLAMA = "LlamaForCausalLM"
 ARCHITECTURES = {
-    "LlamaForCausalLM": Architecture("llama", {"qkv_bias": False, "qk_norm": False, "qk_norm_by_head": False}),
+    LLAMA: Architecture("llama", {"qkv_bias": False, "qk_norm": False, "qk_norm_by_head": False}),
     "Qwen2ForCausalLM": Architecture("qwen2", {"qkv_bias": True, "qk_norm": False, "qk_norm_by_head": False}),
     "Qwen3ForCausalLM": Architecture("qwen3", {"qkv_bias": False, "qk_norm": True, "qk_norm_by_head": True}, 128),
 }
+KV_HEADS = "num_key_value_heads"
 ONLY = {  # keys of a config with the only value that can be read, which is also their default
     "hidden_act": "silu",
     "attention_bias": False,
@@ -84,7 +86,7 @@ SHAPES = {  # key in Hugging Face's config -> key in ours
     "intermediate_size": "ffn_size",
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
-    "num_key_value_heads": "num_kv_heads",
+    KV_HEADS: "num_kv_heads",
     "vocab_size": "vocab_size",
 }
 
@@ -222,8 +224,8 @@ def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm, int]:
     require(isinstance(layers, list), f"checkpoint: {path}: layer_types is {layers!r}, not a list")
     others = sorted({*map(str, layers)} - {"full_attention"})
     require(not others, f"checkpoint: layer_types {', '.join(others)}; only full_attention can be read")
-    if values.get("num_key_value_heads") is None:  # no key, or null
-        values["num_key_value_heads"] = values.get("num_attention_heads")
+    if values.get(KV_HEADS) is None and (KV_HEADS in values or name == LLAMA):  # transformers takes 32 for others
+        values[KV_HEADS] = values.get("num_attention_heads")
     missing = [key for key in (*SHAPES, "rms_norm_eps", "max_position_embeddings") if key not in values]
     require(not missing, f"checkpoint: {path} has no {', '.join(missing)}")
     theta = rope.get("rope_theta", values.get("rope_theta", 10_000.0))

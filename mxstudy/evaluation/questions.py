@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,14 +18,23 @@ from mxstudy.reader import require, suggest
 
 
 def check(settings: Evaluation) -> None:
-    """Raise ConfigError for an unknown task, and for questions or shots that cannot be loaded."""
+    """Raise ConfigError for an unknown task, and for questions or shots that cannot be loaded.
+
+    With `skip_missing`, print which are left out, and raise it only if none is left.
+    """
     for name in settings.tasks:
         require(name in TASKS, f"evaluation.tasks: {name!r} is not a task; {suggest(name, TASKS)}")
     asked = [name for name in settings.tasks if settings.shots_of(name)]
     chosen = [name for name in asked if TASKS[name].shots_split == TRAIN]
     for key in settings.about_shots:
         require(bool(chosen), f"evaluation.{key}: has no effect on the fixed shots of {', '.join(asked)}; leave it out")
-    require(bool(at_hand(settings)), "evaluation.tasks: the data of none of them can be loaded")
+    require(bool(at_hand(settings, say_once)), "evaluation.tasks: the data of none of them can be loaded")
+
+
+@functools.cache
+def say_once(line: str) -> None:
+    """Print a line that the checks of several jobs have in common."""
+    print(line)
 
 
 def at_hand(settings: Evaluation, say: Callable[[str], object] | None = None) -> list[str]:

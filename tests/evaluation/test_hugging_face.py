@@ -271,6 +271,22 @@ def test_null_is_what_transformers_takes_it_for(key: str, value: int, tmp_path: 
     assert getattr(AutoConfig.from_pretrained(tmp_path / "hf"), key) == value
 
 
+@pytest.mark.parametrize(("architecture", "refused"), [("LlamaForCausalLM", False), ("Qwen2ForCausalLM", True)])
+def test_no_number_of_keys_and_values_is_what_transformers_takes_it_for(
+    architecture: str, refused: bool, tmp_path: Path
+) -> None:
+    """A Qwen without the key has 32 of them there, whatever its heads are; it is refused here."""
+    export(decoder(model=replace(MODEL, num_kv_heads=4)), RMSNORM, ByteTokenizer(), 128, tmp_path / "hf")
+    model, path = read_config(tmp_path / "hf")[0], tmp_path / "hf" / "config.json"
+    values = json.loads(path.read_text()) | {"architectures": [architecture]}
+    path.write_text(json.dumps({key: value for key, value in values.items() if key != "num_key_value_heads"}))
+    if refused:
+        with pytest.raises(ConfigError, match="has no num_key_value_heads"):
+            read_config(tmp_path / "hf")
+    else:
+        assert read_config(tmp_path / "hf")[0] == model
+
+
 @pytest.mark.parametrize("key", ["rms_norm_eps", "num_attention_heads", "max_position_embeddings"])
 def test_a_config_without_a_key_is_refused(key: str, tmp_path: Path) -> None:
     export(decoder(), RMSNORM, ByteTokenizer(), 128, tmp_path / "hf")

@@ -76,13 +76,16 @@ def test_rows_that_are_no_questions_are_not_drawn(folder: Path) -> None:
         asked("race", shots=1, data_dir=str(folder))
 
 
-def test_a_training_split_that_is_missing_is_named(folder: Path) -> None:
+def test_a_training_split_that_is_missing_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "race.train.jsonl").unlink()
     settings = {"tasks": ("piqa", "race"), "shots": 1, "data_dir": str(folder)}
     with pytest.raises(ConfigError, match=r"^evaluation\.data_dir: .* has no race\.train\*\.jsonl"):
         check(Evaluation(**settings))
     said: list[str] = []
     assert questions.at_hand(Evaluation(**settings, skip_missing=True), said.append) == ["piqa"]
+    for _ in range(2):
+        questions.check(Evaluation(**settings, skip_missing=True))
+    assert capsys.readouterr().out.count("left out: ") == 1
     assert said[0].startswith("left out: race: ")
     assert questions.at_hand(Evaluation(tasks=("race",), data_dir=str(folder))) == ["race"]
 
