@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import psutil
+import torch
 
 from mxstudy.tracking.provenance import provenance
 
@@ -27,7 +28,22 @@ def options_of(name: str, shows: str | None) -> argparse.ArgumentParser:
 
 def device_option(parser: argparse.ArgumentParser) -> None:
     """Add the option --device."""
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--device", type=there, choices=["auto", "cpu", "cuda"], default="auto")
+
+
+def there(device: str) -> str:
+    """Return the name of the device. Raises ArgumentTypeError for cuda without a GPU."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError("cuda was asked for, but there is no GPU; --device cpu runs here")
+    return device
+
+
+def positive(word: str) -> int:
+    """Return the whole number that a word is. Raises ArgumentTypeError if it is below 1."""
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
 
 
 def training_options(parser: argparse.ArgumentParser) -> None:

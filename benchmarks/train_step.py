@@ -42,7 +42,7 @@ from omegaconf import OmegaConf
 from benchmarks.gpu_log import GpuLog, shown
 from benchmarks.inductor import OwnSettings, recompute_between_products
 from benchmarks.kernel_times import shown_profiles
-from benchmarks.report import measured, options_of, show, training_options
+from benchmarks.report import measured, options_of, positive, show, training_options
 from benchmarks.timing import Timed, bandwidth, median_and_spread, timed
 from benchmarks.torchao_linear import use_torchao
 from benchmarks.training import LLAMAS, MODELS, model_of, pretraining, training_run
@@ -271,8 +271,10 @@ def case_of(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Case
     recompute_mlp = chosen.recompute_mlp
     if recompute_mlp is None:
         recompute_mlp = math.ceil(model.num_layers * RECOMPUTED)
-    elif recompute_mlp < 1 or not any(ALL_ARMS[name].keeps == "less in MLPs" for name in chosen.arms):
-        parser.error("--recompute-mlp: give at least 1, and an arm that recomputes MLPs with --arms")
+    elif not any(ALL_ARMS[name].keeps == "less in MLPs" for name in chosen.arms):
+        parser.error("--recompute-mlp: give an arm that recomputes MLPs with --arms")
+    elif recompute_mlp > model.num_layers:
+        parser.error(f"--recompute-mlp: must be at most {model.num_layers}, the blocks of {chosen.model}")
     batch_size = chosen.batch or BATCH_SIZES.get(chosen.model, 8)
     return Case(model, batch_size, chosen.sequence, not chosen.eager, chosen.device, recompute_mlp)
 
@@ -280,13 +282,13 @@ def case_of(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Case
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = options_of("train_step", __doc__)
     parser.add_argument("--model", choices=LLAMAS, default="llama_125m", metavar="MODEL", help="a file of conf/model")
-    parser.add_argument("--ffn", type=int, help="default: the model file's")
-    parser.add_argument("--vocabulary", type=int, help="default: the model file's")
-    parser.add_argument("--batch", type=int, help="sequences per step")
-    parser.add_argument("--sequence", type=int, default=4096)
+    parser.add_argument("--ffn", type=positive, help="default: the model file's")
+    parser.add_argument("--vocabulary", type=positive, help="default: the model file's")
+    parser.add_argument("--batch", type=positive, help="sequences per step")
+    parser.add_argument("--sequence", type=positive, default=4096)
     parser.add_argument("--arms", nargs="+", choices=ALL_ARMS, default=list(ARMS), metavar="ARM", help=FIRST)
     what = "blocks that do; default: 7 of 16, in proportion"
-    parser.add_argument("--recompute-mlp", type=int, metavar="N", help=what)
+    parser.add_argument("--recompute-mlp", type=positive, metavar="N", help=what)
     parser.add_argument("--seconds", type=float, default=10.0, help="time per arm")
     training_options(parser)
     parser.add_argument("--profile", action="store_true", help=PROFILED)

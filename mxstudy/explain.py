@@ -107,7 +107,7 @@ def nothing_to_replace(group: str) -> str:
     if group in STARTS:
         return f"write +{group}=NAME, with a plus"
     if group in groups():
-        return f"there is no choice to replace; start from {START}"
+        return f"there is no choice to replace; start from {START}, one that has {group}"
     return f"no such group; {suggest(group, groups())}"
 
 

@@ -149,17 +149,6 @@ def test_train_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert drawn == {train_step_cost.STEPS.get(row["arm"], row["arm"]): row["over_bf16"] for row in written["rows"][1:]}
 
 
-@pytest.mark.parametrize(
-    "words", [["--recompute-mlp", "1"], ["--recompute-mlp", "0", "--arms", *train_step.ON_REQUEST]]
-)
-def test_recomputed_mlps_that_no_arm_would_have_are_refused(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        train_step.main(words)
-    assert "--recompute-mlp: give at least 1, and an arm that recomputes MLPs" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_recomputed_mlps_have_rows_of_their_own(tmp_path: Path) -> None:
     """With the FLOPs that are computed again, which do not count for MFU."""

@@ -76,6 +76,7 @@ def test_evaluation(tmp_path: Path, evaluation_sets: Path, capsys: pytest.Captur
 
 
 NAMES = (
+    "attention",
     "all_gather",
     "checkpoint",
     "evaluation",

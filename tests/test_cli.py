@@ -48,7 +48,7 @@ MISSPELT = [
     (["+experiment=quikstart"], "experiment=quikstart: no such choice; did you mean 'quickstart'?"),
     (["+sweep=quikstart"], "sweep=quikstart: no such choice; did you mean 'quickstart'?"),
     (["experiment=quickstart"], "experiment: write +experiment=NAME, with a plus"),
-    (["norm=rmsnorm"], "norm: there is no choice to replace; start from +experiment=NAME"),
+    (["norm=rmsnorm"], "norm: there is no choice to replace; start from +experiment=NAME or +sweep=NAME, one that has"),
     (["nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
     ([QUICK, "nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
     ([QUICK, "norm=mxnorm_p3"], "norm=mxnorm_p3: no such choice; did you mean 'mxnorm_p2'?"),

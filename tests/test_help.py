@@ -74,7 +74,7 @@ def test_the_site_says_the_same_words() -> None:
         ("evaluation.data_dir", ["data_dir\n  the folder with the questions"]),
         (
             "precision=nvfp4",
-            ["One override turns", "\n    disable_rht                   precision.", "\n  - Rounding compares"],
+            ["One override turns", "\n    disable_rht                   precision.", "\n  - Rounding draws"],
         ),
     ],
 )

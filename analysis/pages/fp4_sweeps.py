@@ -54,8 +54,9 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
         for arm in ("MX E2M1", "MX E1M2", "NV E2M1", "NV E1M2")
     },
     **{
-        f"E1M2 minus E2M1, {recipe}": ("fp4_forward_hadamard", f"{scales} E1M2", f"{scales} E2M1")
+        f"E1M2 minus E2M1, {recipe}{said}": ("fp4_forward_hadamard", f"{scales} E1M2{of}", f"{scales} E2M1{of}")
         for scales, recipe in BY_RECIPE
+        for said, of in ((" with a transform", ", H16"), ("", ""))
     },
     "gain folded": ("fp4_norms", "RMSNorm, folded", "RMSNorm"),
     "MXNorm": ("fp4_norms", "MXNorm", "RMSNorm"),
@@ -89,6 +90,15 @@ OF_CASTS = {
             ("weights", "forward_w", "16 x 16"),
         )
         for arm in (blocks, f"{blocks}, four over six")
+    },
+    **{
+        f"noise of w2's inputs, {arm}{transform}": ("fp4_forward_hadamard", f"{arm}{transform}", "w2/forward_x", NOISE)
+        for arm in ("MX E2M1", "NV E2M1", "NV E1M2")
+        for transform in ("", ", H16")
+    },
+    **{
+        f"noise of other inputs, {arm}": ("fp4_forward_hadamard", arm, "(wqkv|wo|w13)/forward_x", NOISE)
+        for arm in ("MX E2M1", "MX E2M1, H16")
     },
     **{
         f"noise of gradients, {arm}": ("fp4_clipping", arm, f"/{GRADIENTS}", NOISE)
@@ -206,6 +216,6 @@ FP4: Parts = {
         for gemm, letter in (("forward", "F"), ("dgrad", "D"), ("wgrad", "W"))
     },
     "made twice": partial(made_twice, *(sweep for sweep in BY_SWEEP if sweep not in ON_H100)),
-    "made on both kinds": partial(made_twice, "fp4_signs", "fp4_where"),
+    "made on both kinds": partial(made_twice, "fp4_signs", "fp4_forward_hadamard", "fp4_where"),
     "same product": same_product,
 }

@@ -172,7 +172,10 @@ def rounds(name: str) -> str:
 
 
 SAID = {  # {name of a part: model, GPU, arm, column}
-    **{f"{MXFP8} over bf16, {model}, H200": (model, "H200", MXFP8, "over_bf16") for model in (*MODELS, *SMALL)},
+    **{
+        f"{MXFP8} over bf16, {model}, H200": (model, "H200", MXFP8, "over_bf16")
+        for model in (*MODELS, *SMALL, "llama_23m")
+    },
     **{f"{MXNORM} over bf16, {model}, H200": (model, "H200", MXNORM, "over_bf16") for model in MODELS},
     **{f"{NVFP4} over MXFP8, {model}, H200": (model, "H200", NVFP4, "over_mxfp8") for model in MODELS},
     f"{NO_RANDOM} over MXFP8, llama_125m, H200": ("llama_125m", "H200", NO_RANDOM, "over_mxfp8"),

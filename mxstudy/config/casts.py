@@ -51,7 +51,9 @@ class Cast:
     `headroom`: the fraction of the format's range that is used, for example 3/4 (arXiv 2502.20586) or 16/17.
     `candidates`: factors on the range; each block takes the one with the smallest error (`candidate_error`), the first
     of equal ones (four over six, arXiv 2512.02010: 1 and 1.5). `rounding`: a row of ROUNDINGS; stochastic rounding
-    compares with `random_bits` random bits. `pre_round`, `pad`: see BlockCast's `operand_pre_round` and `pad_blocks`.
+    draws `random_bits` random bits: with 24 the mean is the number; with 8 the fraction of a step is first rounded
+    down to 8 bits, as by Transformer Engine, so that the mean is 1/512 step nearer to zero. `pre_round`, `pad`: see
+    BlockCast's `operand_pre_round` and `pad_blocks`.
     `source`: quantise the tensor in high precision, or the forward's quantised operand.
     `mask_clipped`: set the gradient to zero where the forward's cast clipped.
     """
@@ -90,6 +92,10 @@ class Cast:
         require(
             self.scale == "E8M0" or self.scale_rule is None,
             f"scale_rule: rounds exponents of E8M0 scales, and the scales are {self.scale}; leave it out",
+        )
+        require(
+            self.statistic != "std" or self.scale_rule in (None, "floor"),
+            f"scale_rule: with statistic=std the range is that of the rule floor, not of {self.scale_rule}; take floor",
         )
         require(
             self.scale not in ("E8M0", "FP32") or self.outer_scale == "none",

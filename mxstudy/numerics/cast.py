@@ -21,7 +21,7 @@ from mxstudy.numerics.formats import CODE_BUMP, FORMATS, ROUNDINGS, SCALE_RULES,
 from mxstudy.numerics.grid import encode, round_to_bf16_away, round_to_grid, to_dtype
 from mxstudy.numerics.quantized import CODE_DTYPES as CODE_DTYPES
 from mxstudy.numerics.quantized import Quantized as Quantized
-from mxstudy.numerics.random_bits import Draws, uniform
+from mxstudy.numerics.random_bits import Draws, thresholds
 from mxstudy.numerics.scales import (
     absmax_bits,
     code_bump,
@@ -142,7 +142,7 @@ def quantize_as(
         require(draws is not None, f"rounding: {cast.rounding} is for linears, which have a seed; take even or away")
         assert draws is not None
         rows, columns = x.shape[-2:]
-        u = tiles.split(uniform(draws, rows, columns, cast.random_bits), bool(cast.pad))
+        u = tiles.split(thresholds(draws, rows, columns, cast.random_bits), bool(cast.pad))
     first, *others = (candidate(blocks, tiles, cast, element, above, u, factor) for factor in cast.candidates)
     for other in others:
         first = better(first, other, x, tiles, cast)

@@ -101,7 +101,7 @@ def _half_away(x: Tensor) -> Tensor:
 
 
 def _stochastic(x: Tensor, u: Tensor) -> Tensor:
-    """Round the magnitude up where u, uniform in [0, 1), is below its fraction, so that the mean is x."""
+    """Round the magnitude up where u is below its fraction: with u uniform in [0, 1) the mean is x."""
     magnitude = x.abs()
     whole = magnitude.floor()
     return torch.copysign(torch.where(u < magnitude - whole, whole + 1, whole), x)

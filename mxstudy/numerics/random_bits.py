@@ -29,7 +29,8 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 WORDS = 4  # random words from one counter
 
 ELEMENTS, SIGNS = 0, 1  # the counter's last word: the purpose of the numbers
-RANDOM_BITS = (24, 8)  # numbers of bits of a word that stochastic rounding can compare
+MOST_BITS = 24
+RANDOM_BITS = (MOST_BITS, 8)  # numbers of bits of a word that stochastic rounding can draw
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -116,9 +117,22 @@ def _(key: Tensor, place: Tensor, rows: int, columns: int, purpose: int, row_of:
     return key.new_empty((*key.shape[:-1], rows, columns))
 
 
-def uniform(draws: Draws, rows: int, columns: int, bits: int = 24) -> Tensor:
-    """Return `random_words` as float32 fractions in [0, 1) of `bits` bits each, the words' upper bits."""
-    return (random_words(draws, rows, columns) >> (32 - bits)).to(torch.float32) * 2.0**-bits
+def thresholds(draws: Draws, rows: int, columns: int, bits: int = MOST_BITS) -> Tensor:
+    """Return for each element what stochastic rounding compares its fraction f of a step with: see `thresholds_of`."""
+    return thresholds_of(random_words(draws, rows, columns), bits)
+
+
+def thresholds_of(words: Tensor, bits: int) -> Tensor:
+    """Return thresholds that follow from random words, float32; a fraction f of a step above its threshold rounds up.
+
+    A threshold is u, the upper bits of the word over 2^bits, so that the mean is f. With fewer than 24 bits it is the
+    float below u + 2^-bits, so that f is first rounded down to that many bits, as by Transformer Engine.
+    """
+    words = words >> (32 - bits)
+    if bits == MOST_BITS:
+        return words.to(torch.float32) * 2.0**-bits
+    above = (words + 1).to(torch.float32) * 2.0**-bits
+    return (above.view(torch.int32) - 1).view(torch.float32)
 
 
 # ------------------------------------------------------------------------------------------------------- random streams

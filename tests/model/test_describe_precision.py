@@ -8,7 +8,7 @@ import torch
 from mxstudy import config
 from mxstudy.config import BlockCast, Cast, Gemms
 from mxstudy.model import Decoder
-from mxstudy.model.describe_precision import describe
+from mxstudy.model.describe_precision import describe, describe_cast
 from mxstudy.model.precision import apply_precision
 from mxstudy.reader import ConfigError
 
@@ -51,3 +51,11 @@ def test_wgrads_scales_are_of_columns() -> None:
 def test_an_operand_that_no_norm_makes_has_no_norms_bound(operand: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{operand}\.outer_scale: bound is that of a norm's output, which only X"):
         Gemms(**{operand: Cast(**NVFP4, outer_scale="bound")})
+
+
+def test_a_range_by_the_standard_deviation_is_said_and_needs_the_rule_floor():
+    cast = Cast(format="E2M1", statistic="std")
+    said = describe_cast(cast.filled(BlockCast(scale_rule="floor")))
+    assert said == "E2M1 (scale_rule floor, range by std)"
+    with pytest.raises(ConfigError, match=r"^scale_rule: with statistic=std .* not of rceil; take floor$"):
+        cast.filled(BlockCast())

@@ -116,7 +116,6 @@ def test_the_description_says_what_is_not_in_the_formats():
 @each(
     ("field", "value", "said"),
     [
-        ("statistic", "std", "E2M1 (range by std)"),
         ("candidates", (1.0, 1.5), "E2M1 (candidates 1, 1.5)"),
         ("scale_rule", "floor", "E2M1 (scale_rule floor)"),
         ("block_size", 16, "E2M1 (blocks of 16)"),

@@ -91,7 +91,7 @@ def key_of(draws: Draws) -> tuple[int, int]:
 
 @functools.cache
 def fractions_drawn(draws: Draws, rows: int, columns: int, bits: int) -> Lines:
-    """Return u of each element.
+    """Return the least fraction of a step that rounds up, of each element.
 
     It is the upper bits of word column % 4 of the counter (column // 4, global row, step, 0).
     """
@@ -99,8 +99,13 @@ def fractions_drawn(draws: Draws, rows: int, columns: int, bits: int) -> Lines:
     for row in range(rows):
         groups = ((c, (draws.first_row + row) % 2**32, draws.step % 2**32, 0) for c in range(-(-columns // 4)))
         words = itertools.chain.from_iterable(philox(counter, key) for counter in groups)
-        found.append([(word >> (32 - bits)) / 2**bits for word in itertools.islice(words, columns)])
+        found.append([least_that_rounds_up(word >> (32 - bits), bits) for word in itertools.islice(words, columns)])
     return found
+
+
+def least_that_rounds_up(number: int, bits: int) -> float:
+    """Return the least fraction that rounds up: that above number / 2^24; with fewer bits (number + 1) / 2^bits."""
+    return math.nextafter(number / 2**bits, 1) if bits == 24 else (number + 1) / 2**bits
 
 
 def signs_drawn(draws: Draws, size: int) -> Array:
@@ -115,7 +120,7 @@ def signs_drawn(draws: Draws, size: int) -> Array:
 def to_grid(x: float, element: Element, rounding: str, u: float = math.nan) -> float:
     """Return x on the element grid, saturated.
 
-    `stochastic` rounds up where u is below the part of a step that x lies above the grid.
+    `stochastic` rounds up where the part of a step that x lies above the grid is at least u.
     """
     magnitude = min(abs(x), element.max)
     if math.isnan(x) or magnitude == 0:
@@ -125,7 +130,7 @@ def to_grid(x: float, element: Element, rounding: str, u: float = math.nan) -> f
     whole = math.floor(steps)
     left = steps - whole
     if rounding == "stochastic":
-        up = u < left
+        up = left >= u
     elif rounding == "even":
         up = left > 0.5 or (left == 0.5 and whole % 2 == 1)
     else:

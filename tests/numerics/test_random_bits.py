@@ -19,7 +19,8 @@ from mxstudy.numerics.random_bits import (
     random_signs,
     random_words,
     stream_key,
-    uniform,
+    thresholds,
+    thresholds_of,
 )
 
 KNOWN = {  # {counter and key: words}, philox4x32 10 in Random123's tests/kat_vectors, release 1.14.0
@@ -144,35 +145,37 @@ def test_compiled_as_eager():
 
 def stochastically(steps, words, bits):
     """Round steps by the upper bits of the words, as a cast does."""
-    u = (words >> (32 - bits)).float() * 2.0**-bits
-    return ROUNDINGS["stochastic"].apply(steps, u)
+    return ROUNDINGS["stochastic"].apply(steps, thresholds_of(words, bits))
 
 
-def test_uniform_numbers_are_the_words_upper_bits():
-    for bits in (8, 24):
-        expected = (random_words(draws(), 16, 24) >> (32 - bits)).double() / 2**bits
-        assert torch.equal(uniform(draws(), 16, 24, bits).double(), expected)
+@every_bits
+def test_thresholds_are_of_the_words_of_the_draws(bits):
+    assert torch.equal(thresholds(draws(), 16, 24, bits), thresholds_of(random_words(draws(), 16, 24), bits))
 
 
 @every_bits
 def test_up_where_u_is_less_than_the_fraction(bits):
+    """With eight bits the fraction is first rounded down to 1/256."""
     steps = torch.tensor([0.0, -0.0, 0.25, -0.25, 3.75, -3.75, 2.0**23 + 1, 2.0**-30, 1 - 2.0**-24, math.nan, 15.0])
     for u in (0, 1, 2 ** (bits - 2) - 1, 2 ** (bits - 2), 3 * 2 ** (bits - 2), 2**bits - 1):
         word = torch.tensor((u << (32 - bits)) + 17).expand(len(steps))
         expected = []
         for x in steps.double().tolist():
             below = math.nan if math.isnan(x) else math.floor(abs(x))
-            expected.append(math.copysign(below + (u / 2**bits < abs(x) - below), x))
+            fraction = abs(x) - below
+            if bits == 8 and not math.isnan(x):
+                fraction = math.floor(fraction * 2**bits) / 2**bits
+            expected.append(math.copysign(below + (u / 2**bits < fraction), x))
         assert_same_bits(stochastically(steps, word, bits), torch.tensor(expected))
 
 
 @every_bits
 @every_format
 def test_the_mean_is_the_number_itself(fmt, bits):
-    """The test makes 4096 draws of each fraction. Eight bits round up with the fraction rounded up to 1/256."""
+    """The test makes 4096 draws of each fraction. Eight bits round up with the fraction rounded down to 1/256."""
     fractions = torch.arange(1, 200) / 200
     steps = (FORMATS[fmt].emax + fractions) * torch.tensor([1.0, -1.0]).repeat(100)[:199]
     rounded = stochastically(steps.expand(4096, 199), random_words(draws(), 4096, 199), bits)
-    probability = (fractions * 2**bits).ceil() / 2**bits
+    probability = (fractions * 2**bits).floor() / 2**bits if bits == 8 else fractions
     deviation = (rounded.abs().mean(0) - FORMATS[fmt].emax - probability).abs()
     assert (deviation <= 5 * (fractions * (1 - fractions) / 4096).sqrt() + 1e-6).all()

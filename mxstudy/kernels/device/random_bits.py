@@ -32,7 +32,8 @@ def philox(column, row, step, k0, k1):
 def round_stochastically(v, word, FORMAT: tl.constexpr, BITS: tl.constexpr):
     """Round v float32 to the element value above it in magnitude where u < f, else to the one below: the same bits.
 
-    f is the fraction of a step. Units are 2^-BITS of the grid's step at |v|, so u is an integer. The step below is |v|
+    f is the fraction of a step; with fewer than 24 BITS it is rounded down to that many, so that the condition is
+    u + 1 unit <= f. Units are 2^-BITS of the grid's step at |v|, so u is an integer. The step below is |v|
     minus half a step, rounded to steps; if it comes out a whole step too low, then u < f for every u. Garbage for a NaN
     or an infinity, whose block's scale is NaN.
     """
@@ -47,7 +48,8 @@ def round_stochastically(v, word, FORMAT: tl.constexpr, BITS: tl.constexpr):
     units = magnitude * per_binade.to(tl.float32, bitcast=True)
     below = ((units - 0.5 * STEP) + ANCHOR) - ANCHOR
     u = (word >> (32 - BITS)).to(tl.int32).to(tl.float32)
-    rounded = tl.where(u < units - below, below + STEP, below)
+    up = u < units - below if BITS == 24 else u + 1 <= units - below
+    rounded = tl.where(up, below + STEP, below)
     value = rounded * (binade - ((MANTISSA + BITS) << 23)).to(tl.float32, bitcast=True)
     sign = v.to(tl.int32, bitcast=True) & SIGN_MASK
     return (value.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
