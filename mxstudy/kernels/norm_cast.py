@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -180,6 +181,7 @@ def launch_cuda(
     return results
 
 
+@cache
 def constants_of_norm(norm: RowNorm, block_size: int, round_output: bool = False) -> dict[str, Any]:
     """Return the norm and its three functions as a kernel's constants."""
     from mxstudy.kernels.device.norm_cast import BLOCK_MAXIMA, CENTERED, EXACT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -264,6 +265,7 @@ def incomplete_axis(x: Tensor, cast: OperandCast) -> int | None:
     return None
 
 
+@cache
 def compiled_cast(cast: OperandCast, columns: int, groups: Groups | None = None) -> CompiledCast:
     """Return the cast as the kernel is compiled for it. It has no rows, because they differ between micro-batches."""
     size = cast.transform_size

@@ -146,6 +146,7 @@ def empty_operand(x: Tensor, fmt: str | None) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- for kernels
 
 
+@cache  # a step of a small model launches so many kernels that the host's time counts
 def constants(casts: str) -> CastConstants:
     """Return the packed casts as kernels are compiled for them."""
     c = unpack(Casts, casts)
