@@ -199,6 +199,8 @@ TRAIN_STEP: Parts = {
     "recomputing, MXFP8": partial(slower, MXFP8_SOME, "over_mxfp8"),
     "by kernels": partial(by_kernels, {model: model for model in MODELS} | SMALL),
     **{f"rounds of {said}": partial(rounds, name) for said, (_, name) in FILES.items()},
+    **{f"rounds of {model}, H100": partial(rounds, name_of(model, "H100")) for model in MODELS},
+    "rounds of llama_1b, again, H100": partial(rounds, AGAIN["llama_1b", "H100"]),
     **PROFILE,
     **FLOORS,
     **MEMORY,
