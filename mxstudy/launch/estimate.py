@@ -35,7 +35,16 @@ def show(jobs: Sequence[Job], settings: Launcher) -> None:
     studies = [(study_of(job.config.study), job.config) for job in todo]
     notes = {note for study, config in studies for note in (study.gpu_hours_note(config), study.recomputation(config))}
     of_flops = [OF_FLOPS] if any(cost.flops for cost in costs.values()) else []
-    print("\n".join([*aligned(rows), *model_notes(todo), *of_flops, *sorted(notes - {""})]), flush=True)
+    print("\n".join([*aligned(rows), *about_models(todo), *of_flops, *sorted(notes - {""})]), flush=True)
+
+
+def about_models(jobs: Sequence[Job]) -> list[str]:
+    """Return the notes on the jobs' models, and of a job that is alone its precision plan too."""
+    notes = model_notes(jobs)
+    if len(jobs) != 1:
+        return notes
+    plan = study_of(jobs[0].config.study).precision_plan(jobs[0].config)
+    return notes + [line for line in plan if not any(note.endswith(line) for note in notes)]
 
 
 def model_notes(jobs: Sequence[Job]) -> list[str]:

@@ -1,7 +1,7 @@
 """The interface of a kind of run: one class.
 
 plan        check, pinned, backends, unused_settings, identity_key, identity        no file, no training
-            cost, model_notes, gpu_hours_note, recomputation                         for a dry run
+            cost, model_notes, precision_plan, gpu_hours_note, recomputation         for a dry run
             watched, check_watched, newly_on, with_watched_of, changed_questions     what is measured beside the run
 run         run                                                                     writes in the run's folder alone
 afterwards  summarise, tell_others                                                  for all runs of a sweep; for one run
@@ -139,6 +139,10 @@ class Study(ABC, Generic[C]):
 
     def model_notes(self, config: C) -> list[str]:
         """Return lines for a dry run: the model's size; which blocks do not run on the fastest backend, and why."""
+        return []
+
+    def precision_plan(self, config: C) -> list[str]:
+        """Return lines for a dry run of one job: which linears have which casts, and which backend computes them."""
         return []
 
     def gpu_hours_note(self, config: C) -> str:

@@ -61,6 +61,19 @@ def test_parameters_are_said_for_each_model_and_the_active_ones_of_a_mixture(her
 
 
 @pytest.mark.integration
+def test_one_job_has_its_precision_plan(here: Path, capsys) -> None:
+    words = ("model=llama_tiny", "data=pysource", "tokenizer=bytes", "model.vocab_size=2048", "train.compile=false")
+    schedule = "precision.schedule=[{plan: {layers.*: mxfp8}}, {from_step: 2, plan: {layers.*: mxfp4}}]"
+    assert call(*WORDS, *words, "precision=mxfp8", schedule) == (0, "")
+    said = capsys.readouterr().out.splitlines()
+    first, second = said.index("from step 0:"), said.index("from step 2:")
+    assert "linears in mxfp8: forward E4M3 x E4M3" in said[first + 1]
+    assert "linears in mxfp4: forward E2M1 x E2M1" in said[second + 1]
+    assert call(*WORDS, *words, "precision=mxfp8,bf16") == (0, "")
+    assert "linears in" not in capsys.readouterr().out
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("asked", "what", "again"),
     [

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from mxstudy import config as schemas
-from mxstudy.config import Pretrain, blend_of
+from mxstudy.config import PrecisionRow, Pretrain, blend_of
 from mxstudy.config.data import SMALLEST_BPE
 from mxstudy.data import blends, corpus
 from mxstudy.data.batches import Batches, rows_of_rank
@@ -26,6 +26,8 @@ from mxstudy.evaluation import questions
 from mxstudy.evaluation.generation import check_casts, check_prompts_of
 from mxstudy.model.all_gather import ELSE, Width, check_all_gather
 from mxstudy.model.backends import backends_of, describe_backends
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.describe_precision import describe
 from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.fused_block import recompute_mlps
 from mxstudy.model.moe import mixtures_of, scaled_by_columns
@@ -131,6 +133,37 @@ class AppliedSchedule(NamedTuple):
     is_quantised: bool
 
 
+def applied(config: Pretrain, device: torch.device) -> Iterator[tuple[PrecisionRow, Decoder, dict[str, str]]]:
+    """Yield the model, on the meta device, under each row of the precision schedule, with the recipe of each linear.
+
+    Raises ConfigError.
+    """
+    with torch.device("meta"), naming_a_size():
+        model = build_model(config)
+    for row in config.precision.schedule:
+        with naming_a_size():
+            recipes = apply_precision(
+                model,
+                config.precision,
+                row.from_step,
+                config.train.compute,
+                device,
+                compiled=config.train.compile,
+                sequence_length=config.train.sequence_length,
+            )
+        recompute_mlps(model, config.train.recompute_mlp)
+        yield row, model, recipes
+
+
+def plan(config: Pretrain) -> list[str]:
+    """Return the lines of the precision plan as applied, of each row of the schedule."""
+    plans = [
+        (row.from_step, describe(model, recipes).splitlines())
+        for row, model, recipes in applied(config, resolve_device(config.train.device))
+    ]
+    return [line for step, lines in plans for line in ([f"from step {step}:"] if len(plans) > 1 else []) + lines]
+
+
 @functools.cache  # building a model takes 10 ms, and most jobs of a sweep have the same
 def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> AppliedSchedule:
     """Check model, norm, precision and train against each other. Return what the schedule makes of the model.
@@ -142,22 +175,9 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> App
     notes: list[str] = []
     widths: list[dict[str, Width]] = []
     quantises = False
-    with torch.device("meta"), naming_a_size():
-        model = build_model(config)
     share = len(rows_of_rank(config.train, 0, ranks))
     tokens = (config.train.micro_batch_size or share) * config.train.sequence_length
-    for row in config.precision.schedule:
-        with naming_a_size():
-            apply_precision(
-                model,
-                config.precision,
-                row.from_step,
-                config.train.compute,
-                device,
-                compiled=config.train.compile,
-                sequence_length=config.train.sequence_length,
-            )
-        recompute_mlps(model, config.train.recompute_mlp)
+    for row, model, _ in applied(config, device):
         if config.train.all_gather == "mx":
             widths.append(check_all_gather(model, ranks))
             require(

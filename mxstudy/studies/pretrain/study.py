@@ -14,6 +14,7 @@ from mxstudy.studies.pretrain.check import (
     check,
     flops_per_token,
     is_quantised,
+    plan,
     recomputation,
     size,
 )
@@ -118,6 +119,9 @@ class PretrainStudy(Study[Pretrain]):
 
     def model_notes(self, config: Pretrain) -> list[str]:
         return [size(config), *backend_notes(config)]
+
+    def precision_plan(self, config: Pretrain) -> list[str]:
+        return plan(config)
 
     def recomputation(self, config: Pretrain) -> str:
         return recomputation(config)
