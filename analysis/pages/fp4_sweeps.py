@@ -18,10 +18,13 @@ from analysis.pages.stated_lots import arms, difference, mean_difference, minus,
 from analysis.stated import Question
 from analysis.statistics import CONFIDENCE, Effect
 from analysis.units import DEPTH, chosen
+from mxstudy.config.casts import OPERANDS
 
 PAGE = "fp4_recipes"
 BY_SWEEP = {of.sweep: of for of in QUESTIONS}
 ON_H100 = ("fp4_signs", "fp4_clipping", "fp4_range", "fp4_forward_hadamard", "fp4_norms")  # the others are of H200
+BY_OPERAND = "fp4_by_operand_part"  # one run of four
+LINEARS = "wqkv|wo|w13|w2"
 GRADIENTS = "(dgrad|wgrad)_dh"  # a pattern of the output gradients' casts
 NOISE, CLIPPED = ("sqnr_db", "{:.1f} dB"), ("overflow_fraction", "{:.1%}")
 BY_RECIPE = (("MX", "MXFP4"), ("NV", "NVFP4"))
@@ -148,6 +151,28 @@ def of_the_forward(sweep: str) -> str:
     return "\n".join(rows)
 
 
+def by_operand() -> str:
+    """Return a table of the gradient's error if one operand of the GEMMs alone is quantised, at the last measurement.
+
+    Means over the weights of the linears: 1 - cosine with the gradient without any cast, and the length of the error
+    over that of the gradient.
+    """
+    rows = ["| recipe | operand | 1 - cosine | error over the gradient |", "|---|---|---:|---:|"]
+    measured = Tables(RESULTS).one(BY_OPERAND, "gradient_bias")
+    if measured is None:
+        return NOT_RUN
+    for label, own in measured[measured["step"] == measured["step"].max()].groupby("label"):
+        for operand in OPERANDS:
+            cosine, ratio = (
+                own.filter(regex=rf"({LINEARS})\.weight/{operand}/{name}$").astype(float).mean(axis=None)
+                for name in ("cosine", "ratio")
+            )
+            rows.append(
+                f"| {str(label).split()[0].removeprefix('precision=')} | {operand} | {1 - cosine:.4f} | {ratio:.3f} |"
+            )
+    return "\n".join(rows)
+
+
 def described(sweep: str, arm: str, baseline: str, of_baseline: str | None = None) -> str:
     """Return an arm's loss minus another's, with its 95 % interval, whether or not a claim is about these two.
 
@@ -207,6 +232,7 @@ FP4: Parts = {
     **{f"price of {claim}": partial(price, claim) for claim in PRICED},
     **{said: partial(mean_difference, claim, PAGE) for said, claim in CLAIMED.items()},
     "casts of fp4_forward_hadamard": partial(of_the_forward, "fp4_forward_hadamard"),
+    "by operand": by_operand,
     "none over bf16": partial(over_bf16, BY_SWEEP["fp4_tail"], "none"),
     "a block of none": partial(share_of_a_block, BY_SWEEP["fp4_tail"], "none"),
     "no transform over bf16": partial(over_bf16, BY_SWEEP["fp4_signs"], "none"),
