@@ -18,13 +18,13 @@ from analysis.pages.stated_lots import arms, difference, mean_difference, minus,
 from analysis.stated import Question
 from analysis.statistics import CONFIDENCE, Effect
 from analysis.units import DEPTH, chosen
-from mxstudy.config.casts import OPERANDS
 
 PAGE = "fp4_recipes"
 BY_SWEEP = {of.sweep: of for of in QUESTIONS}
 ON_H100 = ("fp4_signs", "fp4_clipping", "fp4_range", "fp4_forward_hadamard", "fp4_norms")  # the others are of H200
 BY_OPERAND = "fp4_by_operand_part"  # one run of four
 LINEARS = "wqkv|wo|w13|w2"
+OPERANDS = ("forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x")
 GRADIENTS = "(dgrad|wgrad)_dh"  # a pattern of the output gradients' casts
 NOISE, CLIPPED = ("sqnr_db", "{:.1f} dB"), ("overflow_fraction", "{:.1%}")
 BY_RECIPE = (("MX", "MXFP4"), ("NV", "NVFP4"))
