@@ -8,7 +8,7 @@ from itertools import combinations
 import pandas as pd
 
 from analysis.arm_losses import losses
-from analysis.fp4.errors import at_the_end
+from analysis.fp4.errors import OPERANDS, at_the_end
 from analysis.fp4.questions import QUESTIONS
 from analysis.ledger.claim import NOT_RUN
 from analysis.ledger.tables import RESULTS, Tables
@@ -24,7 +24,6 @@ BY_SWEEP = {of.sweep: of for of in QUESTIONS}
 ON_H100 = ("fp4_signs", "fp4_clipping", "fp4_range", "fp4_forward_hadamard", "fp4_norms")  # the others are of H200
 BY_OPERAND = "fp4_by_operand_part"  # one run of four
 LINEARS = "wqkv|wo|w13|w2"
-OPERANDS = ("forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x")
 GRADIENTS = "(dgrad|wgrad)_dh"  # a pattern of the output gradients' casts
 NOISE, CLIPPED = ("sqnr_db", "{:.1f} dB"), ("overflow_fraction", "{:.1%}")
 BY_RECIPE = (("MX", "MXFP4"), ("NV", "NVFP4"))
