@@ -18,6 +18,7 @@ from analysis.pages.stated_lots import arms, difference, mean_difference, minus,
 from analysis.stated import Question
 from analysis.statistics import CONFIDENCE, Effect
 from analysis.units import DEPTH, chosen
+from mxstudy.results import markdown
 
 PAGE = "fp4_recipes"
 BY_SWEEP = {of.sweep: of for of in QUESTIONS}
@@ -142,12 +143,13 @@ def of_casts(sweep: str, arm: str, operands: str, statistic: tuple[str, str]) ->
 
 def of_the_forward(sweep: str) -> str:
     """Return a table of the noise and clipping of the forward's operands, a row for each arm that casts any."""
-    rows = ["| arm | noise of inputs | clipped | noise of weights | clipped |", "|---|---:|---:|---:|---:|"]
-    for arm in BY_SWEEP[sweep].arms:
-        if arm != "bf16":
-            cells = (of_casts(sweep, arm, f"/forward_{x}", statistic) for x in "xw" for statistic in (NOISE, CLIPPED))
-            rows.append(f"| {arm} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+    columns = ["arm", "noise of inputs", "clipped", "noise of weights", "clipped"]
+    cells = [
+        (arm, *(of_casts(sweep, arm, f"/forward_{x}", statistic) for x in "xw" for statistic in (NOISE, CLIPPED)))
+        for arm in BY_SWEEP[sweep].arms
+        if arm != "bf16"
+    ]
+    return markdown(columns, cells, left=columns[:1])
 
 
 def by_operand() -> str:
@@ -156,20 +158,20 @@ def by_operand() -> str:
     Means over the weights of the linears: 1 - cosine with the gradient without any cast, and the length of the error
     over that of the gradient.
     """
-    rows = ["| recipe | operand | 1 - cosine | error over the gradient |", "|---|---|---:|---:|"]
     measured = Tables(RESULTS).one(BY_OPERAND, "gradient_bias")
     if measured is None:
         return NOT_RUN
+    cells = []
     for label, own in measured[measured["step"] == measured["step"].max()].groupby("label"):
+        recipe = str(label).split()[0].removeprefix("precision=")
         for operand in OPERANDS:
             cosine, ratio = (
                 own.filter(regex=rf"({LINEARS})\.weight/{operand}/{name}$").astype(float).mean(axis=None)
                 for name in ("cosine", "ratio")
             )
-            rows.append(
-                f"| {str(label).split()[0].removeprefix('precision=')} | {operand} | {1 - cosine:.4f} | {ratio:.3f} |"
-            )
-    return "\n".join(rows)
+            cells.append((recipe, operand, f"{1 - cosine:.4f}", f"{ratio:.3f}"))
+    columns = ["recipe", "operand", "1 - cosine", "error over the gradient"]
+    return markdown(columns, cells, left=columns[:2])
 
 
 def described(sweep: str, arm: str, baseline: str, of_baseline: str | None = None) -> str:

@@ -155,7 +155,7 @@ def test_thresholds_are_of_the_words_of_the_draws(bits):
 
 @every_bits
 def test_up_where_u_is_less_than_the_fraction(bits):
-    """With eight bits the fraction is first rounded down to 1/256."""
+    """Compare with plain arithmetic, in which eight bits first round the fraction down to 1/256."""
     steps = torch.tensor([0.0, -0.0, 0.25, -0.25, 3.75, -3.75, 2.0**23 + 1, 2.0**-30, 1 - 2.0**-24, math.nan, 15.0])
     for u in (0, 1, 2 ** (bits - 2) - 1, 2 ** (bits - 2), 3 * 2 ** (bits - 2), 2**bits - 1):
         word = torch.tensor((u << (32 - bits)) + 17).expand(len(steps))
