@@ -118,7 +118,7 @@ def norms(model: config.Decoder, tokens: int, device: torch.device, tiles: bool)
             return norm_cast.launch_cuda(x[0], x[1], gain, None, *packed, **tile)
         return norm_cast.norm_cast_both(x[0], gain, known, None, UNREAD, casts, branch=x[1])
 
-    calls, numbers = beside(forward, ours, tiles, "norm forward"), tokens * model.hidden_size
+    calls, numbers = beside(forward, ours, tiles, "norm forward", model.hidden_size), tokens * model.hidden_size
     yield Part("norm forward", x[:2], 4 * 2 * numbers, calls, model.num_layers)
 
     def backward(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +131,7 @@ def norms(model: config.Decoder, tokens: int, device: torch.device, tiles: bool)
         call = partial(norm_backward.launch_cuda, **tile) if tile else norm_backward.norm_backward_add
         return call(x[0], x[2], None, rms, gain, x[1], sums=1)
 
-    calls = beside(backward, ours_back, tiles, "norm backward")
+    calls = beside(backward, ours_back, tiles, "norm backward", model.hidden_size)
     yield Part("norm backward", x, 4 * 2 * numbers, calls, 2 * model.num_layers)
 
 
@@ -195,10 +195,15 @@ def cross_entropy(model: config.Decoder, tokens: int, device: torch.device, tile
     yield Part("cross-entropy", x, 2 * x.nbytes, calls, -(-tokens // rows))
 
 
-def beside(composed: Callable[[Tensor], object], ours: Callable[..., object], tiles: bool, which: str) -> Calls:
-    """Return the calls of a part: Inductor with its own settings, our kernel, and our kernel with other tiles."""
+def beside(
+    composed: Callable[[Tensor], object], ours: Callable[..., object], tiles: bool, which: str, most_columns: int = 2**30
+) -> Calls:
+    """Return the calls of a part: Inductor with its own settings, our kernel, and our kernel with other tiles.
+
+    most_columns: the columns of a tile that would have more.
+    """
     calls: dict[str, Callable[[Tensor], object]] = {"inductor": torch.compile(composed, dynamic=False), "ours": ours}
-    others = TILES[which] if tiles else []
+    others = [tile._replace(columns=min(tile.columns, most_columns)) for tile in TILES[which]] if tiles else []
     return calls | {f"ours, {' x '.join(map(str, tile))}": partial(ours, tile=tile) for tile in others}
 
 

@@ -147,7 +147,11 @@ def launch_cuda(
     casts: str,
     tile: Tile | None = None,
 ) -> Tensors:
-    """Launch the kernel. `tile`: another tile than usual, with whole blocks; it may change the last bits of rms."""
+    """Launch the kernel.
+
+    `tile`: another tile than usual, with whole blocks, whose columns divide those of x; it may change the last bits of
+    rms.
+    """
     from mxstudy.kernels.device.norm_cast import norm_cast_both_kernel
 
     x, known, of_casts = x.contiguous(), unpack(Normed, norm), constants(casts)
@@ -156,6 +160,7 @@ def launch_cuda(
     rows, columns = x.shape[-2:]
     replicas, block_size = x.numel() // (rows * columns), of_casts.block
     tile = tile or (row_tile(columns) if unpack(Casts, casts).column == UNREAD else norm_tile(columns, block_size))
+    require(columns % tile.columns == 0, f"tile: {tile.columns} columns do not divide {columns}; take fewer columns")
     launch(
         norm_cast_both_kernel,
         (-(-rows // tile.rows), replicas),
