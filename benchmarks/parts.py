@@ -196,7 +196,11 @@ def cross_entropy(model: config.Decoder, tokens: int, device: torch.device, tile
 
 
 def beside(
-    composed: Callable[[Tensor], object], ours: Callable[..., object], tiles: bool, which: str, most_columns: int = 2**30
+    composed: Callable[[Tensor], object],
+    ours: Callable[..., object],
+    tiles: bool,
+    which: str,
+    most_columns: int = 2**30,
 ) -> Calls:
     """Return the calls of a part: Inductor with its own settings, our kernel, and our kernel with other tiles.
 
