@@ -15,6 +15,7 @@ from mxstudy.kernels.norm_cast import Normed, launch_cuda
 from mxstudy.kernels.operators import UNREAD, Tile, checked_casts
 from mxstudy.kernels.packing import pack
 from mxstudy.numerics.cast import BlockCast, block_cast
+from mxstudy.reader import ConfigError
 
 pytestmark = pytest.mark.integration
 NARROW = Tile(32, 64, 8)  # several tiles per row
@@ -38,6 +39,12 @@ def test_mean_and_rms(norm, dtype, tile):
     assert mean.shape == (rms.shape if norm.centers else (0,))
     if norm.centers:
         assert (mean - expected_mean).abs().max() < 1e-6 * x.float().abs().max()
+
+
+def test_a_tile_wider_than_the_row_is_refused():
+    x, _, _ = norm_inputs()
+    with pytest.raises(ConfigError, match=f"tile: 512 columns do not divide {x.shape[-1]}"):
+        kernel(x, RowNorm(), "E4M3", "E4M3", BlockCast(), tile=Tile(32, 512, 8))
 
 
 @every_norm
