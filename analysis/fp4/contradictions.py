@@ -276,7 +276,7 @@ CONTRADICTIONS = (
             alike_nv(
                 "fp4-range-bits",
                 "Transformer Engine",
-                "8 random bits per number, fractions rounded up to them, are as good as 24",
+                "8 random bits per number are as good as 24",
                 "16/17, 8 bits",
                 "16/17, 24 bits",
             ),

@@ -22,7 +22,7 @@ from mxstudy.results import markdown
 
 PAGE = "fp4_recipes"
 BY_SWEEP = {of.sweep: of for of in QUESTIONS}
-ON_H100 = ("fp4_signs", "fp4_clipping", "fp4_range", "fp4_forward_hadamard", "fp4_norms")  # the others are of H200
+ON_H100 = ("fp4_signs", "fp4_clipping", "fp4_forward_hadamard", "fp4_norms")  # the others are of H200
 BY_OPERAND = "fp4_by_operand_part"  # one run of four
 LINEARS = "wqkv|wo|w13|w2"
 GRADIENTS = "(dgrad|wgrad)_dh"  # a pattern of the output gradients' casts
