@@ -204,7 +204,7 @@ def beside(
 ) -> Calls:
     """Return the calls of a part: Inductor with its own settings, our kernel, and our kernel with other tiles.
 
-    most_columns: the columns of a tile that would have more.
+    most_columns: a wider tile is cut to it.
     """
     calls: dict[str, Callable[[Tensor], object]] = {"inductor": torch.compile(composed, dynamic=False), "ours": ours}
     others = [tile._replace(columns=min(tile.columns, most_columns)) for tile in TILES[which]] if tiles else []

@@ -160,7 +160,8 @@ def launch_cuda(
     rows, columns = x.shape[-2:]
     replicas, block_size = x.numel() // (rows * columns), of_casts.block
     tile = tile or (row_tile(columns) if unpack(Casts, casts).column == UNREAD else norm_tile(columns, block_size))
-    require(columns % tile.columns == 0, f"tile: {tile.columns} columns do not divide {columns}; take fewer columns")
+    divides = columns % tile.columns == 0
+    require(divides, f"tile: {tile.columns} columns do not divide {columns}; take a number of columns that does")
     launch(
         norm_cast_both_kernel,
         (-(-rows // tile.rows), replicas),
