@@ -98,12 +98,6 @@ def batch_of_hflm() -> str:
     return best_of_hflm().rpartition(" ")[2]
 
 
-def gain_of_hflm() -> str:
-    """Return how much faster HFLM's best batch size is than the slowest one that was tried."""
-    slowest = min(one["over_hflm"] for one in rows("evaluation_speed") if one["who"].startswith("HFLM"))
-    return f"{1 / slowest:.1f}"
-
-
 def right() -> str:
     return least_and_most(100 * frame("evaluation_speed")["right"], ".1f") + " %"
 
@@ -115,7 +109,6 @@ EVALUATION: Parts = {
     "rounds": lambda: f"{benchmark('evaluation_speed')['settings']['rounds']}",
     "right": right,
     "HFLM's batch": batch_of_hflm,
-    "HFLM's gain": gain_of_hflm,
     "who": answering,
     **{said: partial(over_hflm, who) for said, who in OURS.items()},
     **{f"{said}, spread": partial(over_hflm, who, "{least_over:.1f} .. {most_over:.1f}") for said, who in OURS.items()},

@@ -120,5 +120,4 @@ FLOORS: Parts = {
     "measured, llama_125m": lambda: (
         f"{sum(ms_of('llama_125m', BF16, GPU)[group] for group in moved_bytes('llama_125m')):.1f}"
     ),
-    "all others, llama_125m, H100": lambda: f"{ms_of('llama_125m', BF16, 'H100')[REST]:.1f}",
 }

@@ -39,6 +39,7 @@ SWIGLU_CASTS = "swiglu backward, both casts"
 NEWER_TILES = {SWIGLU_CASTS: "ours, 32 x 64 x 2"}  # {part: the tile of now}, where the H100's run had another as ours
 H200, H100 = "parts", "parts_h100"
 NEWER, BEFORE = "parts_h100_norms", "parts_h100_before"  # norms and the cross-entropy, and the latter by older code
+NORMS = {"H200": "parts_h200_norms", "H100": "parts_h100_norms_llama_125m"}  # with the tile of now
 CASTS = {"H200": "operands", "H100": "operands_h100"}
 HEADS, KV_HEADS, HEAD_SIZE = 16, 4, 64  # of conf/model/llama_125m.yaml
 ROTARY_MS = 2.0  # what the rotary embedding of a step of llama_125m was to take at most
@@ -122,6 +123,28 @@ def other_tiles(name: str = H200, gpu: str = "H200") -> str:
             )
     columns = [f"part of a step of llama_1b, {gpu}", "our tile, ms", "fastest other", "ms", "over ours", "others tried"]
     return markdown(columns, cells, left=columns[:1])
+
+
+def norms() -> str:
+    """Return the table of the norms' kernels beside what PyTorch compiles and the fastest other tile."""
+    cells = []
+    for gpu, name in NORMS.items():
+        columns = MODELS[benchmark(name)["settings"]["model"]].hidden
+        for part in ("norm forward", "norm backward"):
+            own, compiled = ours(part, name), row(name, part=part, by="inductor")
+            best = fastest([one for one in rows(name) if one["part"] == part and one["by"].startswith(OTHER_TILE)])
+            cells.append(
+                (
+                    f"{SAID[part][0]}, {columns} columns, {gpu}",
+                    f"{own['us']:.0f}",
+                    f"{100 * of_fastest(own, name):.1f} %",
+                    f"{compiled['us'] / own['us']:.2f}",
+                    best["by"].removeprefix(OTHER_TILE),
+                    f"{best['us'] / own['us']:.2f}",
+                )
+            )
+    head = ["what", "our tile, us", "share of the fastest copy", "PyTorch, compiled, over ours"]
+    return markdown([*head, "fastest other tile", "over ours"], cells, left=head[:1])
 
 
 def fastest(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -248,6 +271,7 @@ PARTS: Parts = {
     "tiles": other_tiles,
     "tiles, H100": partial(other_tiles, NEWER, "H100"),
     **{f"{said}, share": partial(share, part, name) for said, (part, name) in TILED.items()},
+    "norms": norms,
     "casts": casts,
     "both": lambda: f"{row(CASTS['H200'], operand='NVFP4, both')['over_copy']:.2f}",
     **{f"2048 x 2 over ours, {gpu}": partial(smaller_tile_over_ours, gpu) for gpu in CASTS},

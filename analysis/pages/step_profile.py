@@ -37,6 +37,7 @@ BF16, MXFP8, NO_RANDOM, NVFP4 = ARMS
 MXNORM = "mxfp8, mxnorm_p2"
 CASTING = ("casts alone", "SwiGLU, with casts", "rotary embedding, with casts", "norms, with casts")
 BUSY = ("GEMMs", "attention")
+WITHOUT_WAITING = "MFU if a step took as long as its kernels"
 DATA_SHEET_MHZ = 1830  # 989e12 = 132 SMs * 4096 FLOPs a clock * 1830 MHz, the boost clock of NVIDIA's H100 white paper
 
 
@@ -202,7 +203,7 @@ class Budget(NamedTuple):
                 f"{rates['attention']:.0f}, {rates['attention'] / peak:.2f}"
             ),
             "MFU as measured": f"{self.of_row['mfu']:.3f}",
-            "MFU if a step took as long as its kernels": f"{self.mfu_in(self.busy_ms + self.rest_ms):.3f}",
+            WITHOUT_WAITING: f"{self.mfu_in(self.busy_ms + self.rest_ms):.3f}",
             "MFU if all but GEMMs and attention took no time": f"{self.mfu_in(self.busy_ms):.3f}",
             "MFU to be reached": f"{self.least_mfu:g}",
             "ms that this leaves to all but GEMMs and attention": f"{self.allowed_ms - self.busy_ms:.1f}",
@@ -289,6 +290,17 @@ def allowed() -> str:
     return f"{0.10 * step_ms('llama_125m', MXFP8):.0f}"
 
 
+def attention_over_ours(model: str) -> str:
+    """Return the time of attention by PyTorch's other backends, over that of the one which the model gets."""
+    ratios = {one["by"]: one["over_ours"] for one in rows(f"attention_backends_{model}")}
+    return f"{ratios['flash']:.2f} and {ratios['flex']:.2f}"
+
+
+def attention_alone() -> str:
+    """Return the milliseconds of the attention of a step of llama_1b when nothing else runs."""
+    return f"{row('attention_backends_llama_1b', by='as the model calls it')['ms_of_step']:.0f}"
+
+
 PROFILE: Parts = {
     **{f"profile of {model}": partial(profile, model) for model in MODELS},
     "budgets": budgets,
@@ -297,6 +309,11 @@ PROFILE: Parts = {
         f"GEMMs of llama_1b in {said}": partial(gemms, "llama_1b", arm)
         for said, arm in (("bf16", BF16), ("MXFP8", MXFP8))
     },
+    **{f"attention by other backends, {model}": partial(attention_over_ours, model) for model in MODELS},
+    "attention alone, llama_1b": attention_alone,
+    "attention in a step, llama_1b": lambda: f"{ms_of('llama_1b', BF16)['attention']:.0f}",
+    "MFU without waiting, llama_125m": lambda: Budget("llama_125m").cells()[WITHOUT_WAITING],
+    "no kernel runs, llama_125m": lambda: f"{idle_ms('llama_125m', BF16):.0f}",
     "NVFP4's passes for scales": scaling_passes,
     "NVFP4's casts": partial(casts, NO_RANDOM),
     "MXFP8's casts": partial(casts, MXFP8),
