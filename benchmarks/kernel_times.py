@@ -19,19 +19,22 @@ from benchmarks.timing import Timed, timed
 from mxstudy.train.loop import TrainingRun, train_step
 
 LONGEST = 60  # kernels that are listed
+LARGEST = 12  # gaps between kernels that are listed
 
 
 def shown_profiles(runs: dict[str, TrainingRun], steps: int) -> dict[str, dict[str, Any]]:
-    """Print and return the `kernels` of each arm's step, the longest first, and the `waits` between them."""
-    kernels, waits = {}, {}
+    """Print and return the `kernels` of each arm's step, the longest first, the `waits` between them and the `gaps`."""
+    kernels, waits, gaps = {}, {}, {}
     for name, run in runs.items():
         events, round_of, readings = profiled(run, steps)
         kernels[name], waits[name] = kernels_of(events, steps), waits_of(events, round_of, steps) | readings
+        gaps[name] = gaps_of(events, steps)
         print(f"\n{name}")
         show(kernels[name])
+        show(gaps[name])
     print()
     show([{"arm": name} | shown(one) for name, one in waits.items()])
-    return {"kernels": kernels, "waits": waits}
+    return {"kernels": kernels, "waits": waits, "gaps": gaps}
 
 
 def profiled(run: TrainingRun, steps: int) -> tuple[list[FunctionEvent], Timed, dict[str, Any]]:
@@ -66,6 +69,23 @@ def kernels_of(events: Sequence[FunctionEvent], steps: int) -> list[dict[str, An
         {"kernel": name, "calls": calls / steps, "ms": own_ms, "share": own_ms / total_ms}
         for name, calls, own_ms in rows
     ]
+
+
+def gaps_of(events: Sequence[FunctionEvent], steps: int) -> list[dict[str, Any]]:
+    """Return the time of a step in which no kernel runs, by the kernels before and after it: the longest first.
+
+    What is before a round's first kernel and after its last one is not among them.
+    """
+    times: dict[tuple[str, str], list[float]] = {}
+    before = None
+    for one in sorted(events, key=lambda one: one.time_range.start):
+        if before and one.time_range.start > before.time_range.end:
+            gap_ms = (one.time_range.start - before.time_range.end) / 1e3 / steps
+            times.setdefault((before.name[:90], one.name[:90]), []).append(gap_ms)
+        if not before or one.time_range.end > before.time_range.end:
+            before = one
+    longest = sorted(times.items(), key=lambda item: -sum(item[1]))[:LARGEST]
+    return [{"after": pair[0], "before": pair[1], "gaps": len(own) / steps, "ms": sum(own)} for pair, own in longest]
 
 
 def waits_of(events: Sequence[FunctionEvent], round_of: Timed, steps: int) -> dict[str, Any]:
