@@ -42,14 +42,6 @@ OVERFLOW = (*sweep("overflow"), "overflow")
 GRADIENT_BIAS = (*sweep("gradient_bias"), "gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
 DECISIVE = "decisive decisive_2 decisive_3"
-# Of the eleven sweeps those whose tables are in results/.
-RUN_OF_FP4 = [
-    f"fp4_{sweep}"
-    for sweep in (
-        *("clipping", "forward_hadamard", "four_over_six", "norms", "range", "scales", "signs", "tail"),
-        *("weight_blocks", "where"),
-    )
-]
 TRAIN_STEPS = "train_step_h200_llama_125m_more_arms train_step_h200_llama_1b"
 ZERO_SHOT = (
     ("scores", "samples"),
@@ -307,7 +299,7 @@ FIGURES = (
             shows,
             kinds,
             *sweep(of.sweep),
-            of.sweep if of.sweep in RUN_OF_FP4 else None,
+            of.sweep,
             script,
             f"--of {of.sweep}",
         )
@@ -323,7 +315,7 @@ IMAGES = {  # {image on a page of results/: the figure that it is}
     "activations_and_norm": "instability_fig02_activations_and_norm",
     "attention": "instability_fig07_attention",
     "decisive": "student_decisive",
-    **{name: name for name in (*RUN_OF_FP4, "fp4_scales_errors", "fp4_where_errors")},
+    **{name: name for name in (*(of.sweep for of in QUESTIONS), "fp4_scales_errors", "fp4_where_errors")},
     "gradient_bias": "instability_fig05_gradient_bias",
     "gradient_bias_at_divergence": "gradient_bias_at_divergence",
     "initialisation": "instability_fig11_initialisation",

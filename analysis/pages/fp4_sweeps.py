@@ -22,7 +22,7 @@ from mxstudy.results import markdown
 
 PAGE = "fp4_recipes"
 BY_SWEEP = {of.sweep: of for of in QUESTIONS}
-ON_H100 = ("fp4_signs", "fp4_clipping", "fp4_forward_hadamard", "fp4_norms")  # the others are of H200
+ON_H200 = ("fp4_where", "fp4_weight_blocks", "fp4_scales", "fp4_tail", "fp4_four_over_six")  # at one commit
 BY_OPERAND = "fp4_by_operand_part"  # one run of four
 LINEARS = "wqkv|wo|w13|w2"
 GRADIENTS = "(dgrad|wgrad)_dh"  # a pattern of the output gradients' casts
@@ -66,6 +66,10 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     "gain in dgrad": ("fp4_norms", "MXNorm, gain in dgrad", "MXNorm"),
     "square blocks": ("fp4_weight_blocks", "16 x 16", "1 x 16, twice"),
     "quantised again": ("fp4_weight_blocks", "1 x 16, again", "1 x 16, twice"),
+    **{
+        f"stochastic, {signs}, {long}": ("fp4_rounding", f"S, {signs}, {long}", f"N, {signs}, {long}")
+        for signs, long in (("all +1", "600 steps"), ("by call", "600 steps"))
+    },
     "whole range": ("fp4_range", "whole range, 24 bits", "16/17, 24 bits"),
     "8 bits": ("fp4_range", "16/17, 8 bits", "16/17, 24 bits"),
 }
@@ -122,6 +126,8 @@ PRICED = (
     "fp4-four-over-six-squares",
     "fp4-signs-harm",
     "fp4-clipping-explains-headroom",
+    "fp4-rounding-needed-600",
+    "fp4-rounding-signs",
     "fp4-range-clipping",
     "fp4-range-bits",
     "fp4-forward-hadamard-nv",
@@ -242,7 +248,7 @@ FP4: Parts = {
         for scales, recipe in BY_RECIPE
         for gemm, letter in (("forward", "F"), ("dgrad", "D"), ("wgrad", "W"))
     },
-    "made twice": partial(made_twice, *(sweep for sweep in BY_SWEEP if sweep not in ON_H100)),
+    "made twice": partial(made_twice, *ON_H200),
     "made on both kinds": partial(made_twice, "fp4_signs", "fp4_forward_hadamard", "fp4_where"),
     "same product": same_product,
 }
