@@ -23,7 +23,7 @@ from mxstudy.results import markdown
 PAGE = "fp4_recipes"
 BY_SWEEP = {of.sweep: of for of in QUESTIONS}
 ON_H200 = ("fp4_where", "fp4_weight_blocks", "fp4_scales", "fp4_tail", "fp4_four_over_six")  # at one commit
-BY_OPERAND = "fp4_by_operand_part"  # one run of four
+BY_OPERAND = "fp4_by_operand"  # a run of each recipe
 LINEARS = "wqkv|wo|w13|w2"
 GRADIENTS = "(dgrad|wgrad)_dh"  # a pattern of the output gradients' casts
 NOISE, CLIPPED = ("sqnr_db", "{:.1f} dB"), ("overflow_fraction", "{:.1%}")
@@ -161,23 +161,26 @@ def of_the_forward(sweep: str) -> str:
 def by_operand() -> str:
     """Return a table of the gradient's error if one operand of the GEMMs alone is quantised, at the last measurement.
 
-    Means over the weights of the linears: 1 - cosine with the gradient without any cast, and the length of the error
-    over that of the gradient.
+    Means over the weights of the linears: the length of the error over that of the gradient, and 1 - cosine with the
+    gradient without any cast.
     """
     measured = Tables(RESULTS).one(BY_OPERAND, "gradient_bias")
     if measured is None:
         return NOT_RUN
-    cells = []
+    by_recipe = {}
     for label, own in measured[measured["step"] == measured["step"].max()].groupby("label"):
-        recipe = str(label).split()[0].removeprefix("precision=")
-        for operand in OPERANDS:
-            cosine, ratio = (
-                own.filter(regex=rf"({LINEARS})\.weight/{operand}/{name}$").astype(float).mean(axis=None)
-                for name in ("cosine", "ratio")
-            )
-            cells.append((recipe, operand, f"{1 - cosine:.4f}", f"{ratio:.3f}"))
-    columns = ["recipe", "operand", "1 - cosine", "error over the gradient"]
-    return markdown(columns, cells, left=columns[:2])
+        by_recipe[str(label).split()[0].removeprefix("precision=")] = [error_of(own, operand) for operand in OPERANDS]
+    columns = ["operand", *by_recipe]
+    return markdown(columns, list(zip(OPERANDS, *by_recipe.values(), strict=True)), left=columns[:1])
+
+
+def error_of(measured: pd.DataFrame, operand: str) -> str:
+    """Return the error over the gradient, and 1 - cosine in brackets, if this operand alone is quantised."""
+    cosine, ratio = (
+        measured.filter(regex=rf"({LINEARS})\.weight/{operand}/{name}$").astype(float).mean(axis=None)
+        for name in ("cosine", "ratio")
+    )
+    return f"{ratio:.3f} ({1 - cosine:.4f})"
 
 
 def described(sweep: str, arm: str, baseline: str, of_baseline: str | None = None) -> str:
