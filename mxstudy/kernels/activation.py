@@ -19,6 +19,7 @@ from mxstudy.kernels.operators import (
     Casts,
     Tile,
     both,
+    check_tile,
     checked_casts,
     constants,
     empty_both,
@@ -168,6 +169,8 @@ def launch_cuda(h: Tensor, activation: str, casts: str, tile: Tile | None = None
     operands = empty_both(h.new_empty(shape), casts)
     rows, columns = h.numel() // h.shape[-1], shape[-1]
     tile = tile or tile_of(rows, columns, of_casts.block, elements=4096)
+    check_tile("rows", tile.rows, rows)
+    check_tile("columns", tile.columns, columns)
     launch(
         activation_cast_both_kernel,
         (rows * columns // (tile.rows * tile.columns),),
@@ -214,10 +217,13 @@ def launch_cuda_backward(
     dz, h = dz.contiguous(), h.contiguous()
     known, of_casts, cast_of_z = unpack(Rounded, activation), constants(casts), constants(of_z)
     operands, columns = (*empty_both(h, casts), empty_operand(dz, unpack(Casts, of_z).column)), dz.shape[-1]
-    tile = tile or tile_of_gradient(dz.numel() // columns, columns, of_casts, cast_of_z)
+    rows = dz.numel() // columns
+    tile = tile or tile_of_gradient(rows, columns, of_casts, cast_of_z)
+    check_tile("rows", tile.rows, rows)
+    check_tile("columns", tile.columns, columns)
     launch(
         activation_backward_cast_both_kernel,
-        (dz.numel() // (tile.rows * tile.columns),),
+        (rows * columns // (tile.rows * tile.columns),),
         (dz, h, *map(written, operands)),
         tile.warps,
         PHI=KERNELS[known.phi][0],

@@ -16,6 +16,7 @@ from mxstudy.kernels.operators import (
     Tile,
     both,
     ceil_power_of_two,
+    check_tile,
     checked_casts,
     constants,
     empty_both,
@@ -151,6 +152,7 @@ def launch_part(
     from mxstudy.kernels.device.heads import heads_cast_both_kernel
 
     tile = tile or tile_of_heads(rows, part.half, known)
+    check_tile("columns", tile.columns, part.half)
     most = 2 if known.row or known.column else 8
     part = part._replace(together=next(n for n in range(most, 0, -1) if part.heads % n == 0))
     cos, sin = turns or (None, None)

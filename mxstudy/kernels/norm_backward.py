@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, library
 
-from mxstudy.kernels.operators import Tile, ceil_power_of_two, launch, power_of_two_in
+from mxstudy.kernels.operators import Tile, ceil_power_of_two, check_tile, launch, power_of_two_in
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import center, norm_backward, normalize
-from mxstudy.reader import require
 
 MOST_PROGRAMS = 1024  # per replica, so that the partial sums that they leave to be added up stay few
 FP32 = torch.float32
@@ -65,7 +64,7 @@ def launch_cuda(
     rows, columns = x.shape[-2:]
     replicas, width = x.numel() // (rows * columns), ceil_power_of_two(columns)
     tile_rows, warps = tile_of_rows(rows, width) if tile is None else (tile.rows, tile.warps)
-    require(rows % tile_rows == 0, f"tile: {tile_rows} rows do not divide {rows}; take a number of rows that does")
+    check_tile("rows", tile_rows, rows)
     tiles, dx = rows // tile_rows, torch.empty_like(x)
     turns = -(-tiles // most_programs)
     programs = -(-tiles // turns)

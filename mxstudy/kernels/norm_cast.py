@@ -15,6 +15,7 @@ from mxstudy.kernels.operators import (
     Casts,
     Tile,
     both,
+    check_tile,
     checked_casts,
     constants,
     empty_both,
@@ -160,8 +161,7 @@ def launch_cuda(
     rows, columns = x.shape[-2:]
     replicas, block_size = x.numel() // (rows * columns), of_casts.block
     tile = tile or (row_tile(columns) if unpack(Casts, casts).column == UNREAD else norm_tile(columns, block_size))
-    divides = columns % tile.columns == 0
-    require(divides, f"tile: {tile.columns} columns do not divide {columns}; take a number of columns that does")
+    check_tile("columns", tile.columns, columns)
     launch(
         norm_cast_both_kernel,
         (-(-rows // tile.rows), replicas),

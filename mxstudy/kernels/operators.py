@@ -212,6 +212,14 @@ def tile_of_gradient(rows: int, columns: int, *casts: CastConstants) -> Tile:
     return tile_of(rows, columns, casts[0].block, elements=2048)
 
 
+def check_tile(side: str, of_tile: int, size: int) -> None:
+    """Raise ConfigError if a tile's side, "rows" or "columns", does not divide that of the tensor.
+
+    A kernel would leave the rest uncomputed, or read beyond the tensor.
+    """
+    require(size % of_tile == 0, f"tile: {of_tile} {side} do not divide {size}; take a number of {side} that does")
+
+
 def power_of_two_in(size: int) -> int:
     """Return the largest power of two that divides `size`."""
     return size & -size

@@ -18,6 +18,7 @@ from mxstudy.kernels.operators import UNREAD, Tile, checked_casts
 from mxstudy.kernels.packing import pack
 from mxstudy.numerics import quantize
 from mxstudy.numerics.cast import BlockCast
+from mxstudy.reader import ConfigError
 
 pytestmark = pytest.mark.integration
 TILE = Tile(64, 64, 4)
@@ -136,3 +137,12 @@ def test_rows_and_columns_of_any_number():
     given = (dz, h, "swiglu", None, UNREAD, BlockCast(), BF16, BF16)
     for one, other in zip(backward(*given, None, None), backward(*given, Tile(2, 8, 4), None), strict=True):
         assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize(("tile", "what"), [(Tile(4, 8, 4), "4 rows"), (Tile(2, 16, 4), "16 columns")])
+@pytest.mark.parametrize("run_it", [forward, backward])
+def test_a_tile_that_would_leave_a_rest_is_refused(run_it, tile, what):
+    h, dz = activation_inputs("swiglu", rows=6, columns=24)
+    given = (h,) if run_it is forward else (dz, h)
+    with pytest.raises(ConfigError, match=f"tile: {what} do not divide"):
+        run_it(*given, "swiglu", None, None, BlockCast(), BF16, BF16, tile)
