@@ -9,15 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
 from analysis.figures import FIGURES, IMAGES
 from analysis.ledger.claim import IMPOSSIBLE, NOT_RUN
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
-from analysis.pages import marks, mixtures, step_cost, step_memory, step_parts, step_profile
+from analysis.pages import fp4_operands, marks, mixtures, step_cost, step_memory, step_parts, step_profile
 from analysis.pages.__main__ import OF_ALL, PAGES, main
 from analysis.pages.marks import PART, RESULTS, names, rewritten
+from analysis.units import PLAN
 from benchmarks.train_step import ARMS, Case
 from benchmarks.training import build, model_of
 
@@ -325,3 +327,16 @@ def test_what_a_step_holds_is_near_its_measured_peak(monkeypatch: pytest.MonkeyP
     for arm in step_memory.COLUMNS.values():
         peak_gib = marks.row("train_step_h200_llama_1b", arm=arm)["peak_gib"]
         assert peak_gib - 1 < sum(step_memory.of_arm(arm).values()) / 2**30 < peak_gib
+
+
+def test_linears_that_a_recipe_leaves_in_bf16_are_in_no_mean_by_operand(monkeypatch: pytest.MonkeyPatch) -> None:
+    quantised, left = {"forward_w": 0.4, "wgrad_x": 0.2}, {"forward_w": 0.3, "wgrad_x": 0.0}
+    errors = {"layers.0.attention.wqkv.weight": quantised, "layers.1.feed_forward.w2.weight": left}
+    columns = {f"{weight}/{name}/ratio": [value] for weight, of in errors.items() for name, value in of.items()}
+    tables = {
+        "gradient_bias": pd.DataFrame({"fingerprint": ["a"], "step": [400], **columns}),
+        "runs": pd.DataFrame({"fingerprint": ["a"], PLAN: ["nvfp4"]}),
+    }
+    monkeypatch.setattr(fp4_operands, "rows_of", lambda kind, _: tables[kind])
+    (row,) = fp4_operands.means("ratio").to_dict("records")
+    assert {name: row[name] for name in quantised} == quantised

@@ -8,10 +8,11 @@ from itertools import combinations
 import pandas as pd
 
 from analysis.arm_losses import losses
-from analysis.fp4.errors import OPERANDS, at_the_end
+from analysis.fp4.errors import at_the_end
 from analysis.fp4.questions import QUESTIONS
 from analysis.ledger.claim import NOT_RUN
 from analysis.ledger.tables import RESULTS, Tables
+from analysis.pages.fp4_operands import BY_OPERAND
 from analysis.pages.language_models import LOSS
 from analysis.pages.marks import Parts
 from analysis.pages.stated_lots import arms, difference, mean_difference, minus, over_bf16, parts, runs_of
@@ -23,8 +24,6 @@ from mxstudy.results import markdown
 PAGE = "fp4_recipes"
 BY_SWEEP = {of.sweep: of for of in QUESTIONS}
 ON_H200 = ("fp4_where", "fp4_weight_blocks", "fp4_scales", "fp4_tail", "fp4_four_over_six")  # at one commit
-BY_OPERAND = "fp4_by_operand"  # a run of each recipe
-LINEARS = "wqkv|wo|w13|w2"
 GRADIENTS = "(dgrad|wgrad)_dh"  # a pattern of the output gradients' casts
 NOISE, CLIPPED = ("sqnr_db", "{:.1f} dB"), ("overflow_fraction", "{:.1%}")
 BY_RECIPE = (("MX", "MXFP4"), ("NV", "NVFP4"))
@@ -158,31 +157,6 @@ def of_the_forward(sweep: str) -> str:
     return markdown(columns, cells, left=columns[:1])
 
 
-def by_operand() -> str:
-    """Return a table of the gradient's error if one operand of the GEMMs alone is quantised, at the last measurement.
-
-    Means over the weights of the linears: the length of the error over that of the gradient, and 1 - cosine with the
-    gradient without any cast.
-    """
-    measured = Tables(RESULTS).one(BY_OPERAND, "gradient_bias")
-    if measured is None:
-        return NOT_RUN
-    by_recipe = {}
-    for label, own in measured[measured["step"] == measured["step"].max()].groupby("label"):
-        by_recipe[str(label).split()[0].removeprefix("precision=")] = [error_of(own, operand) for operand in OPERANDS]
-    columns = ["operand", *by_recipe]
-    return markdown(columns, list(zip(OPERANDS, *by_recipe.values(), strict=True)), left=columns[:1])
-
-
-def error_of(measured: pd.DataFrame, operand: str) -> str:
-    """Return the error over the gradient, and 1 - cosine in brackets, if this operand alone is quantised."""
-    cosine, ratio = (
-        measured.filter(regex=rf"({LINEARS})\.weight/{operand}/{name}$").astype(float).mean(axis=None)
-        for name in ("cosine", "ratio")
-    )
-    return f"{ratio:.3f} ({1 - cosine:.4f})"
-
-
 def described(sweep: str, arm: str, baseline: str, of_baseline: str | None = None) -> str:
     """Return an arm's loss minus another's, with its 95 % interval, whether or not a claim is about these two.
 
@@ -242,7 +216,7 @@ FP4: Parts = {
     **{f"price of {claim}": partial(price, claim) for claim in PRICED},
     **{said: partial(mean_difference, claim, PAGE) for said, claim in CLAIMED.items()},
     "casts of fp4_forward_hadamard": partial(of_the_forward, "fp4_forward_hadamard"),
-    "by operand": by_operand,
+    **BY_OPERAND,
     "none over bf16": partial(over_bf16, BY_SWEEP["fp4_tail"], "none"),
     "a block of none": partial(share_of_a_block, BY_SWEEP["fp4_tail"], "none"),
     "no transform over bf16": partial(over_bf16, BY_SWEEP["fp4_signs"], "none"),
