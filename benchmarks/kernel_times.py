@@ -20,6 +20,7 @@ from mxstudy.train.loop import TrainingRun, train_step
 
 LONGEST = 60  # kernels that are listed
 LARGEST = 12  # gaps between kernels that are listed
+NAME = 90  # letters of a kernel's name
 
 
 def shown_profiles(runs: dict[str, TrainingRun], steps: int) -> dict[str, dict[str, Any]]:
@@ -64,7 +65,7 @@ def kernels_of(events: Sequence[FunctionEvent], steps: int) -> list[dict[str, An
         times.setdefault(one.name, []).append(own_us / 1e3 / steps)
     total_ms = sum(map(sum, times.values()))
     longest = sorted(times.items(), key=lambda item: -sum(item[1]))[:LONGEST]
-    rows = [(name[:90], len(own), sum(own)) for name, own in longest] + [("all", len(events), total_ms)]
+    rows = [(name[:NAME], len(own), sum(own)) for name, own in longest] + [("all", len(events), total_ms)]
     return [
         {"kernel": name, "calls": calls / steps, "ms": own_ms, "share": own_ms / total_ms}
         for name, calls, own_ms in rows
@@ -81,7 +82,7 @@ def gaps_of(events: Sequence[FunctionEvent], steps: int) -> list[dict[str, Any]]
     for one in sorted(events, key=lambda one: one.time_range.start):
         if before and one.time_range.start > before.time_range.end:
             gap_ms = (one.time_range.start - before.time_range.end) / 1e3 / steps
-            times.setdefault((before.name[:90], one.name[:90]), []).append(gap_ms)
+            times.setdefault((before.name[:NAME], one.name[:NAME]), []).append(gap_ms)
         if not before or one.time_range.end > before.time_range.end:
             before = one
     longest = sorted(times.items(), key=lambda item: -sum(item[1]))[:LARGEST]

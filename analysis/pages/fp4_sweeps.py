@@ -66,8 +66,8 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     "square blocks": ("fp4_weight_blocks", "16 x 16", "1 x 16, twice"),
     "quantised again": ("fp4_weight_blocks", "1 x 16, again", "1 x 16, twice"),
     **{
-        f"stochastic, {signs}, {long}": ("fp4_rounding", f"S, {signs}, {long}", f"N, {signs}, {long}")
-        for signs, long in (("all +1", "600 steps"), ("by call", "600 steps"))
+        f"stochastic, {signs}, 600 steps": ("fp4_rounding", f"S, {signs}, 600 steps", f"N, {signs}, 600 steps")
+        for signs in ("all +1", "by call")
     },
     "whole range": ("fp4_range", "whole range, 24 bits", "16/17, 24 bits"),
     "8 bits": ("fp4_range", "16/17, 8 bits", "16/17, 24 bits"),

@@ -12,6 +12,7 @@ from mxstudy.kernels.heads import flat_shape, heads_cast_both, launch_cuda, laun
 from mxstudy.kernels.operators import UNREAD, Tile, checked_casts
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.rotary import rotate, rotate_back
+from mxstudy.reader import ConfigError
 
 pytestmark = pytest.mark.integration
 B, T, N, K, H = 2, 32, 4, 2, 16
@@ -119,6 +120,12 @@ def test_its_casts(tile):
     row, column = kernel(d_qkv, rope, "E5M2", "E4M3", cast, tile)
     assert_same_bits(row, block_cast(dqkv, "E5M2", -1, cast).dequantize(BF16))
     assert_same_bits(column, block_cast(dqkv, "E4M3", -2, cast).dequantize(BF16))
+
+
+def test_a_tile_wider_than_half_a_head_is_refused():
+    _, d_qkv, rope = inputs()
+    with pytest.raises(ConfigError, match="tile: 512 columns do not divide"):
+        kernel(d_qkv, rope, None, UNREAD, tile=Tile(32, 512, 4))
 
 
 def test_any_layout():
