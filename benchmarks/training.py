@@ -52,10 +52,11 @@ class RandomTokens:
     """Batches of random tokens, which cost nothing to read."""
 
     def __init__(self, model: config.Decoder, train: config.Train) -> None:
-        self.tokens = torch.randint(model.vocab_size, (train.batch_size, train.sequence_length + 1))
+        text = torch.randint(model.vocab_size, (train.batch_size, train.sequence_length + 1))
+        self.tokens, self.targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
     def train(self, step: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.tokens[start:stop, :-1], self.tokens[start:stop, 1:]
+        return self.tokens[start:stop], self.targets[start:stop]
 
     def validation(self, sequences: int) -> tuple[Tensor, Tensor]:
         return self.train(0, 0, sequences)

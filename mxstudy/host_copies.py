@@ -9,8 +9,11 @@ from torch import Tensor
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the host on the device; a copy from memory that is not pinned would wait for the GPU."""
-    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
+    """Return a tensor of the host on the device; a copy from memory that is not pinned would wait for the GPU.
+
+    A view is made contiguous first: torch copies one that is not by way of memory that is not pinned, even if it is.
+    """
+    return (x.contiguous().pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 def to_host(x: Tensor) -> Callable[[], Tensor]:

@@ -301,6 +301,13 @@ def attention_alone() -> str:
     return f"{row('attention_backends_llama_1b', by='as the model calls it')['ms_of_step']:.0f}"
 
 
+def at_copies(model: str, arm: str) -> str:
+    """Return the milliseconds of a profiled step without a kernel before the batch's copies, and those in all."""
+    settings = benchmark(f"gaps_{GPU.lower()}_{model}")["settings"]
+    before_ms = sum(one["ms"] for one in settings["gaps"][arm] if one["before"].startswith("Memcpy HtoD"))
+    return f"{before_ms:.0f} of {settings['waits'][arm]['idle_ms']:.0f}"
+
+
 PROFILE: Parts = {
     **{f"profile of {model}": partial(profile, model) for model in MODELS},
     "budgets": budgets,
@@ -314,6 +321,11 @@ PROFILE: Parts = {
     "attention in a step, llama_1b": lambda: f"{ms_of('llama_1b', BF16)['attention']:.0f}",
     "MFU without waiting, llama_125m": lambda: Budget("llama_125m").cells()[WITHOUT_WAITING],
     "no kernel runs, llama_125m": lambda: f"{idle_ms('llama_125m', BF16):.0f}",
+    **{
+        f"waits at copies, {model}, {said}": partial(at_copies, model, arm)
+        for model in ("llama_125m", "llama_23m")
+        for said, arm in (("bf16", BF16), ("MXFP8", MXFP8))
+    },
     "NVFP4's passes for scales": scaling_passes,
     "NVFP4's casts": partial(casts, NO_RANDOM),
     "MXFP8's casts": partial(casts, MXFP8),
