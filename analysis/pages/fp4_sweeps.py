@@ -66,8 +66,13 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     "square blocks": ("fp4_weight_blocks", "16 x 16", "1 x 16, twice"),
     "quantised again": ("fp4_weight_blocks", "1 x 16, again", "1 x 16, twice"),
     **{
-        f"stochastic, {signs}, 600 steps": ("fp4_rounding", f"S, {signs}, 600 steps", f"N, {signs}, 600 steps")
-        for signs in ("all +1", "by call")
+        f"stochastic, {signs}": ("fp4_rounding", f"S, {signs}", f"N, {signs}")
+        for signs in ("none, 600 steps", "none, 2400 steps", "all +1, 600 steps", "by call, 600 steps")
+    },
+    **{
+        f"{arm} over bf16": ("fp4_rounding", arm, f"bf16, {steps}")
+        for steps in ("600 steps", "2400 steps")
+        for arm in (f"N, none, {steps}", f"S, none, {steps}")
     },
     "whole range": ("fp4_range", "whole range, 24 bits", "16/17, 24 bits"),
     "8 bits": ("fp4_range", "16/17, 8 bits", "16/17, 24 bits"),
@@ -125,7 +130,6 @@ PRICED = (
     "fp4-four-over-six-squares",
     "fp4-signs-harm",
     "fp4-clipping-explains-headroom",
-    "fp4-rounding-needed-600",
     "fp4-rounding-signs",
     "fp4-range-clipping",
     "fp4-range-bits",
