@@ -11,7 +11,7 @@ from torch import Tensor
 def to_device(x: Tensor, device: torch.device) -> Tensor:
     """Return a tensor of the host on the device; a copy from memory that is not pinned would wait for the GPU.
 
-    A view is made contiguous first: torch copies one that is not by way of memory that is not pinned, even if it is.
+    torch copies a tensor that is not contiguous through memory that is not pinned, even if the tensor itself is pinned.
     """
     return (x.contiguous().pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 

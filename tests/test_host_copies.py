@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.training import RandomTokens, model_of
@@ -23,11 +24,11 @@ def test_a_copy_to_the_gpu_is_from_pinned_memory(tokens: Tensor) -> None:
         copied = to_device(tokens, device)
         torch.cuda.synchronize()
     assert torch.equal(copied.cpu(), tokens)
-    assert [one.name for one in profiled.events() or []] == ["Memcpy HtoD (Pinned -> Device)"]
+    on_gpu = [one.name for one in profiled.events() or [] if one.device_type == DeviceType.CUDA]
+    assert on_gpu == ["Memcpy HtoD (Pinned -> Device)"]
 
 
-def test_a_benchmarks_tokens_lie_in_memory_as_those_of_a_corpus() -> None:
-    """Check that the targets are the next tokens, and that every micro-batch is contiguous."""
+def test_a_benchmarks_tokens_are_contiguous_in_every_micro_batch() -> None:
     batches = RandomTokens(model_of("llama_23m"), config.Train(steps=1, batch_size=6, sequence_length=32))
     tokens, targets = batches.train(0, 2, 4)
     assert tokens.shape == targets.shape == (2, 32)

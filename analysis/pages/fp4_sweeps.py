@@ -169,8 +169,23 @@ def described(sweep: str, arm: str, baseline: str, of_baseline: str | None = Non
     found = minus(BY_SWEEP[sweep], arm, baseline, BY_SWEEP[of_baseline or sweep])
     if found is None:
         return NOT_RUN
+    return with_interval(found)
+
+
+def with_interval(found: pd.Series) -> str:
     low, high = Effect(found).interval(CONFIDENCE)
     return f"{found.mean():+.4f} ({low:+.4f} .. {high:+.4f})"
+
+
+def growth(arm: str, baseline: str) -> str:
+    """Return by how much an arm of fp4_rounding moves away from another from 600 to 2400 steps, with its 95 % interval.
+
+    It is the difference after 2400 steps minus that after 600, over the seeds that have both.
+    """
+    short, long = (
+        minus(BY_SWEEP["fp4_rounding"], f"{arm}, {steps} steps", f"{baseline}, {steps} steps") for steps in (600, 2400)
+    )
+    return NOT_RUN if short is None or long is None else with_interval((long - short).dropna())
 
 
 def made_twice(*sweeps: str) -> str:
@@ -221,6 +236,9 @@ FP4: Parts = {
     **{said: partial(mean_difference, claim, PAGE) for said, claim in CLAIMED.items()},
     "casts of fp4_forward_hadamard": partial(of_the_forward, "fp4_forward_hadamard"),
     **BY_OPERAND,
+    "growth of stochastic minus nearest": partial(growth, "S, none", "N, none"),
+    "growth of nearest over bf16": partial(growth, "N, none", "bf16"),
+    "growth of stochastic over bf16": partial(growth, "S, none", "bf16"),
     "none over bf16": partial(over_bf16, BY_SWEEP["fp4_tail"], "none"),
     "a block of none": partial(share_of_a_block, BY_SWEEP["fp4_tail"], "none"),
     "no transform over bf16": partial(over_bf16, BY_SWEEP["fp4_signs"], "none"),

@@ -302,10 +302,14 @@ def attention_alone() -> str:
 
 
 def at_copies(model: str, arm: str) -> str:
-    """Return the milliseconds of a profiled step without a kernel before the batch's copies, and those in all."""
-    settings = benchmark(f"gaps_{GPU.lower()}_{model}")["settings"]
-    before_ms = sum(one["ms"] for one in settings["gaps"][arm] if one["before"].startswith("Memcpy HtoD"))
-    return f"{before_ms:.0f} of {settings['waits'][arm]['idle_ms']:.0f}"
+    """Return the milliseconds of a profiled step that have no kernel and are just before a copy to the GPU."""
+    gaps = benchmark(f"gaps_{GPU.lower()}_{model}")["settings"]["gaps"][arm]
+    return f"{sum(one['ms'] for one in gaps if one['before'].startswith('Memcpy HtoD')):.0f}"
+
+
+def idle_beside(model: str, arm: str) -> str:
+    """Return the milliseconds without a kernel of the step that `at_copies` is about."""
+    return f"{benchmark(f'gaps_{GPU.lower()}_{model}')['settings']['waits'][arm]['idle_ms']:.0f}"
 
 
 PROFILE: Parts = {
@@ -322,7 +326,8 @@ PROFILE: Parts = {
     "MFU without waiting, llama_125m": lambda: Budget("llama_125m").cells()[WITHOUT_WAITING],
     "no kernel runs, llama_125m": lambda: f"{idle_ms('llama_125m', BF16):.0f}",
     **{
-        f"waits at copies, {model}, {said}": partial(at_copies, model, arm)
+        f"{what} at copies, {model}, {said}": partial(of, model, arm)
+        for what, of in (("waits", at_copies), ("idle", idle_beside))
         for model in ("llama_125m", "llama_23m")
         for said, arm in (("bf16", BF16), ("MXFP8", MXFP8))
     },
