@@ -43,7 +43,7 @@ REFUSED = [
 
 PLANS = [
     ("{layres.*: mxfp8}", "pattern 'layres.*' matches no linear", "did you mean 'layers.*'?"),
-    ("{layers.*: mxpf8}", "'mxpf8' is not a choice", "did you mean 'mxfp8'?"),
+    ("{layers.*: mxpf8}", "precision.schedule: from step 0, 'layers.*': 'mxpf8' is not a choice", "'mxfp8'?"),
     ("{layers.*: mxfp8, layers.7.*: bf16}", "'layers.7.*' matches no linear", "layers."),
 ]
 

@@ -199,9 +199,9 @@ def made_twice(*sweeps: str) -> str:
     return f"{len(largest)}, {largest.median():.4f} nats apart in the median and {largest.max():.4f} at most"
 
 
-def same_product() -> str:
+def same_product(arm: str, other: str) -> str:
     """Return the loss of an arm minus that of another with the same products, by pair of seeds: '+0.0001, -0.0002'."""
-    found = minus(BY_SWEEP["fp4_signs"], "by call, after", "all +1")
+    found = minus(BY_SWEEP["fp4_signs"], arm, other)
     assert found is not None
     return ", ".join(f"{value:+.4f}" for value in found)
 
@@ -249,5 +249,6 @@ FP4: Parts = {
     },
     "made twice": partial(made_twice, *ON_H200),
     "made on both kinds": partial(made_twice, "fp4_signs", "fp4_forward_hadamard", "fp4_where"),
-    "same product": same_product,
+    "same product": partial(same_product, "by call, after", "all +1"),
+    "same signs": partial(same_product, "by call", "by step"),
 }

@@ -86,6 +86,10 @@ class Cast:
             f"candidates: must be one or more positive factors, not {list(self.candidates)}",
         )
         require(
+            len({*self.candidates}) == len(self.candidates),
+            f"candidates: {list(self.candidates)} has a factor twice; name each once",
+        )
+        require(
             len(self.candidates) > 1 or self.candidate_error == "mse",
             "candidate_error: there is only one candidate, so no error decides; leave it out",
         )

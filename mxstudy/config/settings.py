@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from mxstudy.config.casts import BLOCKS_OWN, SETTINGS, Cast
 from mxstudy.config.precision_plan import Precision
+from mxstudy.reader import ConfigError
 
 LACKS = {"scale_rule": "E8M0 scales to round by it", "block_size": "blocks", "pad": "blocks"}
 OF_THE_PLAN = ("head", "skip_blocks")  # settings that say where recipes apply
@@ -31,14 +32,26 @@ def unused_settings(precision: Precision, norm_reads: Collection[str] = ()) -> I
 
     `norm_reads`: the settings that the norms use. Raises ConfigError if a recipe does not exist.
     """
-    names = dict.fromkeys(name for row in precision.schedule for name in row.plan.values())
-    casts = {(name, operand): cast for name in names for operand, cast in precision.recipe(name).casts()}
+    casts = casts_of(precision)
     for field, setting in SETTINGS.items():
         if is_set(precision, setting) and setting not in norm_reads and (why := why_unused(precision, field, casts)):
             yield why
     for setting in OF_THE_PLAN:
         if is_set(precision, setting) and not casts:
             yield nothing_quantised(precision, setting)
+
+
+def casts_of(precision: Precision) -> dict[tuple[str, str], Cast]:
+    """Return {(recipe, operand): cast} of the whole schedule. Raises ConfigError if a recipe does not exist."""
+    casts: dict[tuple[str, str], Cast] = {}
+    for row in precision.schedule:
+        for pattern, name in row.plan.items():
+            try:
+                recipe = precision.recipe(name)
+            except ConfigError as error:
+                raise ConfigError(f"precision.schedule: from step {row.from_step}, {pattern!r}: {error}") from None
+            casts |= {(name, operand): cast for operand, cast in recipe.casts()}
+    return casts
 
 
 def is_set(precision: Precision, setting: str) -> bool:

@@ -60,7 +60,7 @@ def apply_vector_settings(model: nn.Module, precision: config.Precision, compute
         return
     norms = norms_of(model)
     if precision.gain is not None:
-        check_gain(precision.gain, norms)
+        check_gain(precision, norms)
     if precision.vector_ops == "bf16":
         check_op_by_op(model, norms, compute)
     for name, (norm, linear) in norms.items():
@@ -72,23 +72,30 @@ def apply_vector_settings(model: nn.Module, precision: config.Precision, compute
             module.activation = OP_BY_OP[exact] if precision.vector_ops == "bf16" else exact
 
 
-def check_gain(gain: str, norms: dict[str, Read]) -> None:
+def check_gain(precision: config.Precision, norms: dict[str, Read]) -> None:
     """Raise ConfigError if the norms have no gains, or for mx if these are folded or no linear quantises its X."""
     require(
         all(norm.weight is not None for norm, _ in norms.values()),
-        f"precision.gain: the norms have none to round to {gain}; leave it out, or set norm.affine=true",
+        f"precision.gain: the norms have none to round to {precision.gain}; leave it out, or set norm.affine=true",
     )
-    if gain == "mx":
+    if precision.gain == "mx":
         require(
             not any(norm.fold_gain for norm, _ in norms.values()),
             "precision.gain: mx would be cast twice with a folded gain, alone and in the weight; take fp32 or bf16, or "
             "a norm that does not fold",
         )
         require(
-            any(linear.gemms.forward_x is not None for _, linear in norms.values()),
+            any(linear.gemms.forward_x is not None for _, linear in norms.values())
+            or quantises_at_other_steps(precision),
             "precision.gain: mx is the cast of the forward's X, which no linear after a norm quantises; take fp32 or "
             "bf16",
         )
+
+
+def quantises_at_other_steps(precision: config.Precision) -> bool:
+    """Return whether the schedule has several rows, of which one has a recipe that quantises the forward's X."""
+    recipes = {name for row in precision.schedule for name in row.plan.values()}
+    return len(precision.schedule) > 1 and any(precision.recipe(name).forward_x is not None for name in recipes)
 
 
 def check_op_by_op(model: Decoder, norms: dict[str, Read], compute: str) -> None:

@@ -191,3 +191,20 @@ BY_DEVIATION = Cast(format="E2M1", statistic="std")
 def test_what_cannot_be_is_refused(asked: config.Precision, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         decoder(asked, **changes)
+
+
+@pytest.mark.parametrize("plans", [("mxfp8", "bf16"), ("bf16", "mxfp8")], ids=" then ".join)
+def test_gains_are_in_mx_while_a_schedule_quantises_their_readers(plans: tuple[str, str]) -> None:
+    rows = [config.PrecisionRow(from_step=5 * i, plan={"layers.*": plan}) for i, plan in enumerate(plans)]
+    asked = config.Precision(schedule=tuple(rows), gain="mx")
+    built = decoder(asked)
+    for first, plan in zip((0, 5), plans, strict=True):
+        apply_precision(built, asked, first, "bf16", CPU)
+        are_plain = {norm.rounding is None for name, (norm, _) in norms_of(built).items() if "layers" in name}
+        assert are_plain == {plan == "bf16"}
+
+
+def test_gains_in_mx_are_refused_if_no_row_of_a_schedule_quantises_their_readers() -> None:
+    rows = (config.PrecisionRow(plan={"layers.*": "bf16"}), config.PrecisionRow(from_step=5, plan={"layers.*": "bf16"}))
+    with pytest.raises(ConfigError, match=r"precision\.gain: mx is the cast of the forward's X, which no"):
+        decoder(config.Precision(schedule=rows, gain="mx"))
