@@ -37,13 +37,17 @@ REFUSED = [
         ["precision.schedule=[{plan: {layers.*: bf16}}, {from_step: 9000, plan: {layers.*: mxfp8}}]"],
         "precision.schedule: a row starts at step 9000, after the last of",
     ),
+    (
+        ["precision.schedule=[{plan: {layers.*: bf16}}, {from_step: 5, plan: {layers.*: mxpf8}}]"],
+        "precision.schedule: from step 5, 'layers.*': 'mxpf8' is not a choice",
+    ),
     (["train.device=gpu"], "train.device: 'gpu' is not a choice", "cpu"),
 ]
 
 
 PLANS = [
     ("{layres.*: mxfp8}", "pattern 'layres.*' matches no linear", "did you mean 'layers.*'?"),
-    ("{layers.*: mxpf8}", "precision.schedule: from step 0, 'layers.*': 'mxpf8' is not a choice", "'mxfp8'?"),
+    ("{layers.*: mxpf8}", "'mxpf8' is not a choice", "did you mean 'mxfp8'?"),
     ("{layers.*: mxfp8, layers.7.*: bf16}", "'layers.7.*' matches no linear", "layers."),
 ]
 
