@@ -173,6 +173,7 @@ def described(sweep: str, arm: str, baseline: str, of_baseline: str | None = Non
 
 
 def with_interval(found: pd.Series) -> str:
+    """Return the mean of differences by pair, with its 95 % interval."""
     low, high = Effect(found).interval(CONFIDENCE)
     return f"{found.mean():+.4f} ({low:+.4f} .. {high:+.4f})"
 

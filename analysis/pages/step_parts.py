@@ -39,10 +39,7 @@ SWIGLU_CASTS = "swiglu backward, both casts"
 NEWER_TILES = {SWIGLU_CASTS: "ours, 32 x 64 x 2"}  # {part: the tile of now}, where the H100's run had another as ours
 H200, H100 = "parts", "parts_h100"
 NEWER, BEFORE = "parts_h100_norms", "parts_h100_before"  # norms and the cross-entropy, and the latter by older code
-NORMS = {
-    "H200": "parts_h200_norms",
-    "H100": "parts_h100_norms_llama_125m",
-}  # with today's tiles
+NORMS = {"H200": "parts_h200_norms", "H100": "parts_h100_norms_llama_125m"}  # with today's tiles
 OWN_AGAIN = {("H100", "norm backward"): "ours, 4 x 1024 x 4"}  # our own tile, which the run lists among the others
 CASTS = {"H200": "operands", "H100": "operands_h100"}
 HEADS, KV_HEADS, HEAD_SIZE = 16, 4, 64  # of conf/model/llama_125m.yaml

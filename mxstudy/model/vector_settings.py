@@ -15,6 +15,7 @@ from torch import nn
 
 from mxstudy import config
 from mxstudy.config.casts import Cast
+from mxstudy.config.settings import casts_of
 from mxstudy.model.activation_functions import OP_BY_OP
 from mxstudy.model.decoder import Attention, Decoder
 from mxstudy.model.feed_forward import MLPS, FeedForward
@@ -94,8 +95,7 @@ def check_gain(precision: config.Precision, norms: dict[str, Read]) -> None:
 
 def quantises_at_other_steps(precision: config.Precision) -> bool:
     """Return whether the schedule has several rows, of which one has a recipe that quantises the forward's X."""
-    recipes = {name for row in precision.schedule for name in row.plan.values()}
-    return len(precision.schedule) > 1 and any(precision.recipe(name).forward_x is not None for name in recipes)
+    return len(precision.schedule) > 1 and any(operand == "forward_x" for _, operand in casts_of(precision))
 
 
 def check_op_by_op(model: Decoder, norms: dict[str, Read], compute: str) -> None:

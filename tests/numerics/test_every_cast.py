@@ -320,6 +320,11 @@ def test_a_candidate_whose_range_overflows_is_not_taken() -> None:
         assert_cast(numbers(32), cast("E4M3", scale_rule="code_bump", candidates=(1.0, 1.5)))
 
 
+def test_a_candidate_is_named_once() -> None:
+    with pytest.raises(ConfigError, match=r"candidates: \[1.0, 1.5, 1.0\] has a factor twice"):
+        cast(candidates=(1.0, 1.5, 1.0))
+
+
 def test_the_first_of_equal_candidates_is_kept() -> None:
     """Zeros have no error, and 4 with a largest 4 has none by either scale: 4 = 4 * 1 = 6 * (4 / 6), exactly."""
     x = np.zeros((2, 16), np.float32)
