@@ -66,9 +66,19 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     "square blocks": ("fp4_weight_blocks", "16 x 16", "1 x 16, twice"),
     "quantised again": ("fp4_weight_blocks", "1 x 16, again", "1 x 16, twice"),
     **{
-        f"stochastic, {signs}": ("fp4_rounding", f"S, {signs}", f"N, {signs}")
-        for signs in ("none, 600 steps", "none, 2400 steps", "all +1, 600 steps", "by call, 600 steps")
+        f"stochastic, {transform}, {steps} steps": (
+            "fp4_rounding",
+            f"S, {transform}, {steps} steps",
+            f"N, {transform}, {steps} steps",
+        )
+        for transform in ("none", "all +1", "by call")
+        for steps in (600, 2400)
     },
+    **{
+        f"transform, {said}": ("fp4_rounding", f"{rounded}, all +1, 2400 steps", f"{rounded}, none, 2400 steps")
+        for said, rounded in (("nearest", "N"), ("stochastic", "S"))
+    },
+    "stochastic minus transform": ("fp4_rounding", "S, none, 2400 steps", "N, all +1, 2400 steps"),
     **{
         f"{arm} over bf16": ("fp4_rounding", arm, f"bf16, {steps}")
         for steps in ("600 steps", "2400 steps")
@@ -131,6 +141,8 @@ PRICED = (
     "fp4-signs-harm",
     "fp4-clipping-explains-headroom",
     "fp4-rounding-signs",
+    "fp4-rounding-harms",
+    "fp4-rounding-crosses",
     "fp4-range-clipping",
     "fp4-range-bits",
     "fp4-forward-hadamard-nv",
@@ -178,15 +190,13 @@ def with_interval(found: pd.Series) -> str:
     return f"{found.mean():+.4f} ({low:+.4f} .. {high:+.4f})"
 
 
-def growth(arm: str, baseline: str) -> str:
-    """Return by how much an arm of fp4_rounding moves away from another from 600 to 2400 steps, with its 95 % interval.
+def beyond(one: tuple[str, str], other: tuple[str, str]) -> str:
+    """Return by how much one difference between arms of fp4_rounding exceeds another, with its 95 % interval.
 
-    It is the difference after 2400 steps minus that after 600, over the seeds that have both.
+    A difference is an arm and the arm that is subtracted. Only seeds that all four arms have are counted.
     """
-    short, long = (
-        minus(BY_SWEEP["fp4_rounding"], f"{arm}, {steps} steps", f"{baseline}, {steps} steps") for steps in (600, 2400)
-    )
-    return NOT_RUN if short is None or long is None else with_interval((long - short).dropna())
+    first, second = (minus(BY_SWEEP["fp4_rounding"], *arms_of_it) for arms_of_it in (one, other))
+    return NOT_RUN if first is None or second is None else with_interval((first - second).dropna())
 
 
 def made_twice(*sweeps: str) -> str:
@@ -237,9 +247,22 @@ FP4: Parts = {
     **{said: partial(mean_difference, claim, PAGE) for said, claim in CLAIMED.items()},
     "casts of fp4_forward_hadamard": partial(of_the_forward, "fp4_forward_hadamard"),
     **BY_OPERAND,
-    "growth of stochastic minus nearest": partial(growth, "S, none", "N, none"),
-    "growth of nearest over bf16": partial(growth, "N, none", "bf16"),
-    "growth of stochastic over bf16": partial(growth, "S, none", "bf16"),
+    **{
+        f"growth of {said}": partial(
+            beyond, *((f"{arm}, {steps} steps", f"{baseline}, {steps} steps") for steps in (2400, 600))
+        )
+        for said, arm, baseline in (
+            ("stochastic minus nearest", "S, none", "N, none"),
+            ("nearest over bf16", "N, none", "bf16"),
+            ("stochastic over bf16", "S, none", "bf16"),
+        )
+    },
+    **{
+        f"stochastic, {signs} beyond none": partial(
+            beyond, *((f"S, {transform}, 2400 steps", f"N, {transform}, 2400 steps") for transform in (signs, "none"))
+        )
+        for signs in ("all +1", "by call")
+    },
     "none over bf16": partial(over_bf16, BY_SWEEP["fp4_tail"], "none"),
     "a block of none": partial(share_of_a_block, BY_SWEEP["fp4_tail"], "none"),
     "no transform over bf16": partial(over_bf16, BY_SWEEP["fp4_signs"], "none"),
