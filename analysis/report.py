@@ -150,7 +150,7 @@ def claims(runs: pd.DataFrame) -> Html:
     """Return the HTML table of the ledger's claims that these runs decide, with the other claims folded."""
     found = judged_by_runs(Tables(instead={"runs": runs}))
     told = [(where, one) for where, one in found if one.verdict not in (NOT_RUN, IMPOSSIBLE)]
-    others = [row(where, one, one.why) for where, one in found if one.verdict in (NOT_RUN, IMPOSSIBLE)]
+    others = [row(where, one, effect(one)) for where, one in found if one.verdict in (NOT_RUN, IMPOSSIBLE)]
     shown = table(CLAIMS, [row(where, one, effect(one)) for where, one in told])
     nothing = element("p", "these runs have no claim's arms")
     return (shown if told else nothing) + folded(f"{len(others)} claims need other runs", table(CLAIMS, others))

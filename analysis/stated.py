@@ -5,7 +5,7 @@ All these sweeps train a 23M Llama, by default with five pairs of seeds per arm 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from analysis.ledger.rules import Rule
@@ -54,7 +54,6 @@ class Question:
     margin: float = 0.005
 
 
-def size(of: Question) -> tuple[int, int]:
-    """Return how many runs the sweep has, and on how many tokens they train together."""
-    steps = [int(str(arm.get(STEPS, STEPS_A_RUN))) for arm in of.arms.values()]
-    return len(of.seeds) * len(steps), len(of.seeds) * sum(steps) * TOKENS_A_STEP
+def tokens_of(of: Question, arms: Iterable[str]) -> int:
+    """Return on how many tokens one run of each of these arms trains, together."""
+    return TOKENS_A_STEP * sum(int(str(of.arms[name].get(STEPS, STEPS_A_RUN))) for name in arms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypedDict
 
@@ -28,6 +28,7 @@ class Mixed(Exception):
 
 
 Judge = Callable[[Tables], "Evidence"]
+Cost = Callable[[Tables], float]  # minutes of one H200 for all runs of a unit
 
 
 class Left(TypedDict):
@@ -102,7 +103,7 @@ class Claim:
     `there` and `here` are the scales at which the document claims it and at which it is judged, unless the judge reads
     the latter from the runs. `arms` are what is compared. `needs` is how many units were planned; LEAST_UNITS suffice
     for a verdict. `comparisons` is the number by which intervals are corrected, if it was stated before the runs.
-    `page` describes the runs.
+    `page` describes the runs. `cost` is what a unit takes with all arms that its sweep shares.
     """
 
     id: str
@@ -117,6 +118,7 @@ class Claim:
     needs: int = LEAST_UNITS
     comparisons: int = 1
     page: str = ""
+    cost: Cost | None = None
 
     @property
     def rate(self) -> float:
@@ -126,12 +128,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its verdict. `why` replaces a missing effect."""
+    """A claim with its verdict. `why` replaces a missing effect, and `cost` is what the runs take that it lacks."""
 
     claim: Claim
     verdict: str
     evidence: Evidence | None = None
     why: str = ""
+    cost: str = ""
 
     @property
     def units(self) -> int:
@@ -167,6 +170,19 @@ class Judged:
 
 
 def judge(claim: Claim, tables: Tables) -> Judged:
+    """Return the verdict on a claim, with the cost of the runs that it lacks if it counts as not run."""
+    one = decided(claim, tables)
+    if one.counted_as != NOT_RUN or claim.cost is None:
+        return one
+    lacks = LEAST_UNITS - one.units
+    try:
+        minutes = lacks * claim.cost(tables)
+    except Missing:  # no table has the rate
+        return one
+    return replace(one, cost=f"{minutes:,.0f} minutes of an H200 for {lacks} more {'unit' if lacks == 1 else 'units'}")
+
+
+def decided(claim: Claim, tables: Tables) -> Judged:
     """Return the verdict of the claim's rule on what its judge finds in the tables."""
     try:
         evidence = claim.judge(tables)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
+from analysis.ledger import costs
 from analysis.ledger.claim import STUDENTS, Claim, Judge
 from analysis.ledger.rules import Rule, between, equal, higher, lower
 from analysis.ledger.students import Diverges, Ends, Prestated
@@ -183,6 +184,7 @@ ABLATIONS = (
             page="student_ablations",
             there="one run a size",
             comparisons=5,  # the claims of figure 2, which were stated to be judged together
+            cost=costs.students(fp32=12 * 2 * 9000) if "FP32" in words else costs.students(mx=8 * 4 * 9000),
         )
         for name, where, says, words, judge, rule in (
             (

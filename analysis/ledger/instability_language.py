@@ -7,8 +7,9 @@ from math import inf
 
 from analysis import stated
 from analysis.ledger.claim import PRETRAINING, Claim
+from analysis.ledger.costs import llama_23m
 from analysis.ledger.rules import between, equal, higher, lower
-from analysis.ledger.training import Dies, Difference, Probed, at_scale, fullest_last_bin, in_lot
+from analysis.ledger.training import Dies, Difference, Probed, at_scale, fullest_last_bin
 from analysis.recipe.arms_23m import RECIPE
 from analysis.units import DEPTH, PLAN, RATE, STEPS, WIDTH
 
@@ -29,8 +30,10 @@ AT_2E_4 = {PLAN: "mxfp8", RATE: 2e-4}
 # Figure 12: n = 9, 73 million parameters, 50,000 steps of 262,144 tokens; four pairs.
 FIGURE_12 = (7.27e7, 50_000 * 262_144, 8)
 
-# Appendix H: about 12 sizes at each of six budgets, which add up to 1.82e19 FLOPs, and 10 at two of 7.04e19.
-SIZES_OF_ALL_BUDGETS, FLOPS_OF_ALL_SIZES = 12 * 6 + 10 * 2, 12 * 1.82e19 + 10 * 7.04e19
+# Appendix H: about 12 sizes at each of six budgets, which add up to 1.82e19 FLOPs, and 10 at two of 7.04e19. One
+# parameter stands for all, so that 6 N D are the FLOPs of a model in the mean.
+COUNT = 12 * 6 + 10 * 2
+ALL_SIZES, ALL_SIZES_TWICE = ((1.0, (12 * 1.82e19 + 10 * 7.04e19) / 6 / COUNT, formats * COUNT) for formats in (1, 2))
 
 claim = partial(Claim, kind=PRETRAINING, there=WIDE)
 
@@ -53,7 +56,7 @@ STABLE = {
 HAS_GAIN = "config.norm.affine"
 GAINS, GAIN, OPERATIONS = ("olmo_gains",), "config.precision.gain", "config.precision.vector_ops"
 IN_FP32 = {PLAN: "mxfp8", GAIN: "fp32", OPERATIONS: "fp32"}
-OF_GAINS = 35, 35 * 1221 * 64 * 512  # runs and tokens of the sweep
+OF_GAINS = llama_23m(7 * 1221 * 64 * 512)  # the seven arms of the sweep; OLMo of 4 layers is about as large
 SMALL = "20M to 1.7B"
 
 CLAIMS = (
@@ -63,7 +66,8 @@ CLAIMS = (
         says="with the norms' gains in MX models diverge more often than with gains in FP32",
         there=SMALL,
         arms="E4M3: gains in MX, in FP32",
-        judge=in_lot(*OF_GAINS, Dies(GAINS, {**IN_FP32, GAIN: "mx"}, IN_FP32)),
+        judge=Dies(GAINS, {**IN_FP32, GAIN: "mx"}, IN_FP32),
+        cost=OF_GAINS,
         rule=higher(*OF_SIZES),
         page="olmo_gains",
     ),
@@ -73,7 +77,8 @@ CLAIMS = (
         says="with the norms' gains in MX models end higher than with gains in FP32",
         there=SMALL,
         arms="E4M3: gains in MX, in FP32",
-        judge=in_lot(*OF_GAINS, Difference(GAINS, {**IN_FP32, GAIN: "mx"}, IN_FP32)),
+        judge=Difference(GAINS, {**IN_FP32, GAIN: "mx"}, IN_FP32),
+        cost=OF_GAINS,
         rule=higher(*RESOLUTION),
         page="olmo_gains",
     ),
@@ -83,10 +88,8 @@ CLAIMS = (
         says="gains before the MLP, or of queries and keys, are in the last bin for nearly 75 %",
         there=SMALL,
         arms="E4M3, gains and operations in bf16",
-        judge=in_lot(
-            *OF_GAINS,
-            Probed(GAINS, "last_bin", fullest_last_bin, {PLAN: "mxfp8", GAIN: "bf16", OPERATIONS: "bf16"}),
-        ),
+        judge=Probed(GAINS, "last_bin", fullest_last_bin, {PLAN: "mxfp8", GAIN: "bf16", OPERATIONS: "bf16"}),
+        cost=OF_GAINS,
         rule=between(0.5, 1.0, "ours: two thirds of the printed 75 %"),
         page="olmo_gains",
     ),
@@ -95,7 +98,7 @@ CLAIMS = (
         where="section 3.2, figure 1a",
         says="bf16 models are stable in all sizes",
         arms="bf16",
-        judge=Dies(GRID, BF16, over=SIZES),
+        judge=at_scale(*ALL_SIZES, Dies(GRID, BF16, over=SIZES)),
         rule=between(-inf, *OF_SIZES),
     ),
     *(
@@ -104,7 +107,7 @@ CLAIMS = (
             where=where,
             says=f"with {words} models diverge more often than with bf16",
             arms=f"{words}, bf16",
-            judge=Dies(tables, arm, BF16, SIZES),
+            judge=at_scale(*ALL_SIZES_TWICE, Dies(tables, arm, BF16, SIZES)),
             rule=higher(*OF_SIZES),
         )
         for name, (words, where, arm, tables) in UNSTABLE.items()
@@ -122,7 +125,7 @@ CLAIMS = (
         where="appendix J, figure 18",
         says="on code, too, models diverge in E4M3: it is not the data set",
         arms="E4M3 on StarCoder, bf16",
-        judge=Dies(("unstable_pairs_starcoder",), {PLAN: "mxfp8"}, BF16, SIZES),
+        judge=at_scale(*ALL_SIZES_TWICE, Dies(("unstable_pairs_starcoder",), {PLAN: "mxfp8"}, BF16, SIZES)),
         rule=higher(*OF_SIZES),
     ),
     claim(
@@ -159,7 +162,7 @@ CLAIMS = (
             where="section 6, figures 13, 14, 16, 17",
             says=f"with {words} training is stable in all sizes",
             arms=words,
-            judge=Dies(MITIGATIONS, arm, over=SIZES),
+            judge=at_scale(*ALL_SIZES, Dies(MITIGATIONS, arm, over=SIZES)),
             rule=between(-inf, *OF_SIZES),
         )
         for name, (words, arm) in STABLE.items()
@@ -170,7 +173,7 @@ CLAIMS = (
             where="section 6, tables 1, 4, 5",
             says=f"with {words} models end as with bf16",
             arms=f"{words}, bf16",
-            judge=in_lot(*stated.size(RECIPE), Difference((RECIPE.sweep,), arm, BF16)),
+            judge=Difference((RECIPE.sweep,), arm, BF16),
             rule=equal(*RESOLUTION),
             needs=stated.PAIRS,
             comparisons=2,
@@ -185,7 +188,7 @@ CLAIMS = (
             where="section 6, tables 1, 4, 5",
             says=f"with {words} models end a little higher than with bf16",
             arms=f"{words}, bf16",
-            judge=Difference(MITIGATIONS, arm, BF16, over=SIZES),
+            judge=at_scale(*ALL_SIZES_TWICE, Difference(MITIGATIONS, arm, BF16, over=SIZES)),
             rule=higher(*RESOLUTION),
         )
         for name, (words, arm) in STABLE.items()
@@ -196,7 +199,7 @@ CLAIMS = (
         where="appendix G, table 2, figures 13 to 15",
         says="the optimal size grows with compute as in bf16: the exponents a are alike",
         arms="E4M3 weights with bf16 activations, bf16; all sizes",
-        judge=at_scale(1.0, FLOPS_OF_ALL_SIZES / 6 / SIZES_OF_ALL_BUDGETS, 2 * SIZES_OF_ALL_BUDGETS),
+        judge=at_scale(*ALL_SIZES_TWICE),
         rule=equal(0.02, "half of the range of its table's exponents"),
     ),
 )

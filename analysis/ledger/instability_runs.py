@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 
+from analysis.ledger import costs
 from analysis.ledger.claim import Claim
 from analysis.ledger.instability import (
     ALIKE,
@@ -62,6 +63,7 @@ INTERVENTIONS = tuple(
         judge=Intervention(point, CHANGES[change], CHANGES[against]),
         rule=rule,
         page="student_teacher",
+        cost=lambda tables: 10.0,  # a parent and its forks: results/prestated.md, lot 2
         there="one parent a point",
         here="forks of students of 4 x 512",
     )
@@ -100,11 +102,20 @@ INTERVENTIONS = tuple(
 GRADIENTS = "gradient_bias"
 COUPLED = "coupled_gradient_bias"
 NEAR_2 = between(1.5, 2.5, "ours: a quarter of 2")
+# Eight initial seeds in MXFP8 and in bf16, each with a run in FP32 beside it. The measurements are not in the cost.
+OF_GRADIENTS = costs.students(mx=2 * 8 * 9000, fp32=2 * 8 * 9000)
 
 
 def measured(name: str, where: str, says: str, words: str, judge: Measured, rule: Rule) -> Claim:
     return students(
-        id=f"instability-{name}", where=where, says=says, arms=words, judge=judge, rule=rule, page="student_teacher"
+        id=f"instability-{name}",
+        where=where,
+        says=says,
+        arms=words,
+        judge=judge,
+        rule=rule,
+        page="student_teacher",
+        cost=OF_GRADIENTS,
     )
 
 
@@ -160,7 +171,10 @@ NOISE = (
 )
 
 GRID = ("learning_rate_grid",)
-rates = partial(students, where="appendix C.1, figure 6", page="student_teacher", there="9 sizes")
+# Six schedules of each size, with four initial seeds in two formats and two in FP32. 1.264 is the mean work of a size
+# over that of 4 x 512, by layers times width squared.
+OF_GRID = costs.students(mx=1.264 * 9 * 6 * 2 * 4 * 7000, fp32=1.264 * 9 * 6 * 2 * 7000)
+rates = partial(students, where="appendix C.1, figure 6", page="student_teacher", there="9 sizes", cost=OF_GRID)
 
 RATES = (
     *(
@@ -258,6 +272,7 @@ LATER = (
             arms=f"{name}, FP32",
             judge=Diverges(("depth_width",), FORMATS[name], FP32, SIZES),
             rule=MORE,
+            cost=lambda tables: 22.0,  # results/prestated.md, lot 2
         )
         for suffix, name in (("", "MX mix"), ("-e2m3", "E2M3"))
     ),

@@ -179,30 +179,3 @@ def benchmark(tables: Tables, name: str) -> pd.DataFrame:
     if rows is None:
         raise Missing(f"no benchmark {name}")
     return rows
-
-
-# ------------------------------------------------------------------------------------------------- what would be needed
-
-PEAK = 989e12  # bf16 FLOP/s of an H100 or H200 without sparsity, by NVIDIA's data sheet, as in every MFU of results/
-MOST_HOURS = 100.0
-PROCESSES = 4  # run side by side on one GPU, in the pilot of the main question
-
-
-def gpu_hours(tables: Tables, parameters: float, tokens: float, runs: int) -> float:
-    """Return the hours of one H200 for runs of 6 N D FLOPs each, at the share of peak of llama_1b in MXFP8."""
-    rows = benchmark(tables, "scaling")
-    own = rows[(rows["model"] == "llama_1b") & (rows["precision"] == "mxfp8") & (rows["gpus"] == 1)]
-    return 6 * parameters * tokens * runs / (float(own["mfu"].iloc[0]) * PEAK) / 3600
-
-
-def together(pilot: pd.DataFrame) -> float:
-    """Return the total tokens/s of the pilot's processes, each a 23M Llama in MXFP8 on one shared H200."""
-    return PROCESSES * float(pilot["tokens_per_s"].median())
-
-
-def side_by_side(tables: Tables) -> float:
-    """Return the same from the pilot's own table, even if other tables replace those in results/."""
-    pilot = tables.one("mxnorm_equivalence_pilot", "runs")
-    if pilot is None:
-        raise Missing("no table mxnorm_equivalence_pilot_runs")
-    return together(pilot)

@@ -6,6 +6,7 @@ from functools import partial
 from math import inf
 
 from analysis.ledger.claim import EVALUATION, PRETRAINING, Claim
+from analysis.ledger.costs import llama
 from analysis.ledger.rules import Range, Rule, between, equal, higher, lower
 from analysis.ledger.training import (
     BestRate,
@@ -38,6 +39,8 @@ HALF_OF_P1 = (2.1, "half of p=1's deficit in its table 2")
 ONE_SIGMA = (1.0, "one standard deviation for one step, the score's unit")
 LARGE = "8B, 315B tokens"
 EIGHT = (8.0e9, 314.57e9, 8)
+OF_SCORES = llama(125e6, 105e6, 3)  # training; the evaluations are not in the cost
+OF_PROXY = llama(309e6, 1200 * 128 * 1024, 3)
 
 pretraining = partial(Claim, kind=PRETRAINING)
 
@@ -135,6 +138,7 @@ CLAIMS = (
         judge=Scores(("olmes_seed0", "olmes_seed1"), ("olmes_training",), P2, RMS),
         rule=equal(*HALF_OF_P1),
         page="olmes",
+        cost=OF_SCORES,
     ),
     Claim(
         id="mxnorm-table-2-p1",
@@ -146,6 +150,7 @@ CLAIMS = (
         judge=Scores(("olmes_seed0", "olmes_seed1"), ("olmes_training",), P1, RMS),
         rule=lower(*HALF_OF_P1),
         page="olmes",
+        cost=OF_SCORES,
     ),
     Claim(
         id="mxnorm-table-2-8b",
@@ -168,6 +173,7 @@ CLAIMS = (
             rule=higher(*ONE_SIGMA),
             needs=8,
             page="spike_proxy",
+            cost=OF_PROXY,
         )
         for name, words, arm in (("rmsnorm", "RMSNorm", RMS), ("p2", "p=2", P2))
     ),
@@ -180,6 +186,7 @@ CLAIMS = (
         judge=Probed(PROXY, "norm_output_rms", farthest_from_one, P1),
         rule=between(-inf, 0.1, "ours: the median norm is never more than 10 % off"),
         page="spike_proxy",
+        cost=OF_PROXY,
     ),
     *(
         pretraining(
@@ -191,6 +198,7 @@ CLAIMS = (
             judge=Probed(PROXY, "outlier_features", largest_input, P1, arm),
             rule=higher(1.0, "a factor of 2, in log2"),
             page="spike_proxy",
+            cost=OF_PROXY,
         )
         for name, words, arm in (("rmsnorm", "RMSNorm", RMS), ("p2", "p=2", P2))
     ),
@@ -204,6 +212,7 @@ CLAIMS = (
             judge=Probed(PROXY, "activation_histograms", reach, arm),
             rule=between(0.75, inf, "the last quarter octave below the bound, 0.84, minus a bin's width"),
             page="spike_proxy",
+            cost=OF_PROXY,
         )
         for name, words, arm in (("rmsnorm", "RMSNorm", RMS), ("p2", "p=2", P2))
     ),

@@ -48,7 +48,9 @@ Every row is one claim of a document, with the rule that decides it. `make claim
 - A run that died is in no mean; it is counted, and no arm with one is called equal to another.
 - **Random tensors** are those of `make approximation`: its tables are `approximation_*.parquet`, whose metadata name
   the commit, exported by `python -m analysis.export --runs runs/approximation_recipes --name approximation`.
-- **Not possible here** names the hardware that is missing, or what the claim's own scale takes at the measured rate."""
+- **M minutes of an H200 for N more units** is what the runs take that a verdict lacks, several processes on the GPU.
+- **Not possible here** names the hardware that is missing, or what the claim's own scale takes at the measured rate,
+  if one of its runs takes more than 25 minutes."""
 
 
 def sums(found: Iterable[tuple[str, Judged]], title: str, order: Iterable[str]) -> str:
@@ -114,18 +116,18 @@ def verdict(one: Judged, marks: str = "") -> str:
 def effect(one: Judged) -> str:
     """Return what was found, an effect with its interval and the judge's words, or why there is nothing."""
     if one.evidence is None:
-        return one.why
+        return note_of(one)
     return "; ".join(filter(None, (shown(one.evidence.found, one.claim.rate), note_of(one))))
 
 
 def note_of(one: Judged) -> str:
     """Return what the judge says beside the numbers, how many units are left out and why, and how many would tell."""
     if one.evidence is None:
-        return one.why
+        return "; ".join(filter(None, (one.why, one.cost)))
     counts = {"of other code": one.evidence.others, "without all runs": one.evidence.incomplete}
     left = [f"{one.evidence.unit} {why}: {count}" for why, count in counts.items() if count]
     price = f"{one.price} would tell" if one.price else ""
-    return "; ".join(filter(None, (one.evidence.note, *left, price)))
+    return "; ".join(filter(None, (one.evidence.note, *left, one.cost, price)))
 
 
 def shown(found: Found, rate: float) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from analysis.ledger.claim import PRETRAINING, Claim, Judge
-from analysis.ledger.training import Dies, Difference, in_lot
-from analysis.stated import Comparison, Question, size
+from analysis.ledger.costs import llama_23m
+from analysis.ledger.training import Dies, Difference
+from analysis.stated import Comparison, Question, tokens_of
 
 
 def rows(
@@ -24,11 +25,12 @@ def rows(
             kind=PRETRAINING,
             there=there,
             arms="; ".join(one.pairs),
-            judge=in_lot(*size(of), judge_of(of, one)),
+            judge=judge_of(of, one),
             rule=one.rule,
             needs=len(of.seeds),
             comparisons=together,
             page=page,
+            cost=llama_23m(tokens_of(of, one.pairs)),
         )
         for one in comparisons
     )

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.ledger.claim import Evidence, Judge, Left, NotPossible, in_one_code
-from analysis.ledger.measured import MOST_HOURS, gpu_hours, side_by_side
+from analysis.ledger.costs import gpu_hours
 from analysis.ledger.rules import UNCLEAR
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import Effect
@@ -20,6 +20,7 @@ from analysis.units import RATE, SEEDS, Arm, chosen, died, differing, ended, les
 from mxstudy.results import bin_edges
 
 PAIRS, RUNS = "pairs of seeds", "seeds"
+LONGEST_RUN_H = 25 / 60  # on one GPU; a claim with longer runs is not possible here
 
 
 def arms_of(
@@ -198,9 +199,9 @@ class Scores:
 
 
 def at_scale(parameters: float, tokens: float, runs: int, judge: Judge | None = None) -> Judge:
-    """Return the judge. If its tables are missing, it names what the claim's own scale would take.
+    """Return the judge of a claim whose own scale is not possible here: it says what `runs` of that scale would take.
 
-    `runs` is their number. A verdict needs at least four pairs.
+    If there are tables of it all the same, `judge` decides.
     """
 
     def at(tables: Tables) -> Evidence:
@@ -208,30 +209,10 @@ def at_scale(parameters: float, tokens: float, runs: int, judge: Judge | None = 
             if judge is None:
                 raise Missing("")
             return judge(tables)
-        except Missing as missing:
+        except Missing:
             hours = gpu_hours(tables, parameters, tokens, runs)
-            cost = f"{hours:,.0f} H200 hours for {runs} runs, at llama_1b's measured MFU"
-            if hours > MOST_HOURS:
-                raise NotPossible(cost) from None
-            raise Missing(f"{missing}; {cost}" if str(missing) else cost) from None
-
-    return at
-
-
-def in_lot(runs: int, tokens: float, judge: Judge) -> Judge:
-    """Return the judge. If its tables are missing, it names what all runs of its sweep take, for `tokens` in total.
-
-    The rate is that of a 23M Llama in MXFP8, for which the sweeps of this size are planned.
-    """
-
-    def at(tables: Tables) -> Evidence:
-        try:
-            return judge(tables)
-        except Missing as missing:
-            minutes = tokens / side_by_side(tables) / 60
-            raise Missing(
-                f"{missing}; {minutes:,.0f} minutes of an H200 for the {runs} runs of its sweep, at llama_23m's rate"
-            ) from None
+            assert hours > runs * LONGEST_RUN_H
+            raise NotPossible(f"{hours:,.0f} H200 hours for {runs} runs, at llama_1b's measured MFU") from None
 
     return at
 

@@ -10,9 +10,9 @@ from analysis.ledger import measured as table
 from analysis.ledger.claim import ARITHMETIC, KERNEL, PRETRAINING, Claim
 from analysis.ledger.recipe import BLACKWELL, PERPLEXITY
 from analysis.ledger.rules import between, equal, none_of_them
-from analysis.ledger.training import Difference, in_lot, without
+from analysis.ledger.training import Difference, without
 from analysis.recipe.arms_23m import ARMS, RECIPE
-from analysis.stated import PAIRS, size
+from analysis.stated import PAIRS
 
 BOTH, AGAIN = "rows, columns", "columns, columns of the cast rows"
 BACK, SHARDS = "rows, rows of the cast columns", "rows, rows of each shard"
@@ -89,7 +89,7 @@ CLAIMS = (
         says="E4M3 gradients have enough range: runs with them end as runs with E5M2 gradients do",
         there="not stated",
         arms="E5M2 gradients, E4M3",
-        judge=in_lot(*size(RECIPE), Difference((RECIPE.sweep,), ARMS["E5M2 gradients"], ARMS["E4M3"])),
+        judge=Difference((RECIPE.sweep,), ARMS["E5M2 gradients"], ARMS["E4M3"]),
         rule=equal(PERPLEXITY[0], "0.50 % of perplexity, the MXFP8 recipe's section 3.3"),
         needs=PAIRS,
         page=RECIPE.sweep,

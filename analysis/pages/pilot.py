@@ -12,7 +12,7 @@ from functools import cache
 
 import pandas as pd
 
-from analysis.ledger.measured import together
+from analysis.ledger.costs import together
 from analysis.ledger.mxnorm_training import MARGIN
 from analysis.pages.language_models import LOSS, NORM
 from analysis.pages.marks import Parts, rows_of

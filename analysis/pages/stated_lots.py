@@ -65,7 +65,7 @@ def judged(name: str) -> list[Judged]:
 def verdicts(name: str) -> str:
     """Return a table of the claims with their verdicts, and below it, once, what is missing and what it would cost."""
     claims = judged(name)
-    missing = Counter(one.why for one in claims if one.evidence is None)
+    missing = Counter(effect(one) for one in claims if one.evidence is None)
     lines = [f"- No effect in {count} of {len(claims)} rows: {why}." for why, count in missing.items()]
     return "\n".join([verdict_table(claims), "", *lines])
 

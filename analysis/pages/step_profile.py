@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.ledger.measured import PEAK
+from analysis.ledger.costs import PEAK
 from analysis.pages.marks import Parts, benchmark, least_and_most, row, rows
 from mxstudy.results import markdown
 
