@@ -49,7 +49,7 @@ SETTINGS = {  # numbers in a page's sentences that say how something was made or
     "approximation": ("1,024", "4,096", "0.99", "0.003"),
     "checkpoint": ("10 %",),
     "data": ("32,000",),
-    "findings": ("0.001", "0.5", "0.005", "9,000"),
+    "findings": ("0.5", "0.005", "9,000"),
     "fp4_recipes": ("0.001", "0.002", "0.003", "0.005"),
     "kernels": ("0.90", "0.95", "4.8", "1,280", "8,192", "4,096", "65,536"),
     "learning_rate_window": ("0.22", "6,500", "7,000", "4,000"),
