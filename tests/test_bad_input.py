@@ -12,6 +12,8 @@ from each import slow_but
 
 # -------------------------------------------------------------------------------- refused before a run is made
 
+SQUARE_X = "+precision.recipes.mxfp8_sr_rht_2d.forward_x.two_dimensional=true"
+SHORT = ("train.sequence_length=16", "train.micro_batch_size=2")
 TRANSFORM_OF_128 = "precision.recipes.mxfp8_sr_rht_2d.wgrad_transform.size=128"
 REFUSED = [
     (["model.hidden_size=48", "precision=mxfp8"], "precision.block_size: 32 does not divide layers.0", "size 48"),
@@ -27,6 +29,14 @@ REFUSED = [
     (
         ["precision=mxfp8_sr_rht_2d", "train.micro_batch_size=1", "train.sequence_length=96", TRANSFORM_OF_128],
         "train.micro_batch_size: 96 tokens do not divide into a Hadamard transform of 128 (wgrad_transform)",
+    ),
+    (
+        ["precision=mxfp8_sr_rht_2d", SQUARE_X, *SHORT, "validation.sequences=3"],
+        "validation.sequences: the last micro-batch's 16 tokens do not divide into blocks of 32",
+    ),
+    (
+        ["precision=mxfp8", *SHORT, "probe.gradient_bias.every_steps=1"],
+        "train.sequence_length: 16 tokens are fewer than the 32 of one block",
     ),
     (
         ["precision=bf16", "precision.rounding=away"],

@@ -327,8 +327,13 @@ def token_block(model: nn.Module) -> int:
     return math.lcm(*(divisor.size for divisor in token_divisors(model)))
 
 
-def check_tokens(model: nn.Module, tokens: str, number: int) -> None:
-    """Raise ConfigError if blocks or transforms do not divide `number`. `tokens`: how the message begins, 'KEY: 48'."""
+def check_tokens(model: nn.Module, tokens: str, number: int, forward: bool = False) -> None:
+    """Raise ConfigError if blocks or transforms do not divide `number`. `tokens`: how the message begins, 'KEY: 48'.
+
+    `forward`: no gradient is computed of these tokens.
+    """
     for divisor in token_divisors(model):
+        if forward and not divisor.field[0].startswith("forward"):
+            continue
         where = f" ({divisor.field[0]})" if divisor.field[0] in TRANSFORMS else ""
         require(number % divisor.size == 0, f"{tokens} do not divide into {divisor}{where}")

@@ -52,15 +52,22 @@ def whole_blocks(model: nn.Module, sequence: Sequence) -> Sequence:
     Training cuts a whole micro-batch into blocks, so its sequences need not be multiples of a block. The dropped tokens
     are the last ones, which no earlier token sees. Raises ConfigError if the sequence is shorter than a block.
     """
-    block_size, length = token_block(model), sequence[0].shape[1]
+    length = sequence[0].shape[1]
+    block_size = check_sequence(model, length)
+    tokens, targets = (part[:, : length // block_size * block_size] for part in sequence)
+    return tokens, targets
+
+
+def check_sequence(model: nn.Module, length: int) -> int:
+    """Return the size of a block or transform along the tokens. Raise ConfigError if a sequence is shorter than it."""
+    block_size = token_block(model)
     require(
         length >= block_size,
         f"train.sequence_length: {length} tokens are fewer than the {block_size} of one block or transform, and the "
         f"probes saturation and gradient_bias measure one sequence; make it {block_size} or more, "
         "or switch these probes off",
     )
-    tokens, targets = (part[:, : length // block_size * block_size] for part in sequence)
-    return tokens, targets
+    return block_size
 
 
 def shadow_gradients(

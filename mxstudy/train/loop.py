@@ -9,7 +9,7 @@ the step before has been recorded.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -164,8 +164,13 @@ def learning_rate(config: config.Pretrain, step: int) -> float:
     return config.optimizer.lr * lr_ratio(config.schedule, step, config.train.steps)
 
 
-def train(run: TrainingRun, start: int, leave: Leave) -> str:
-    """Train from step `start` to the end, a divergence or a signal. Return finished, diverged or preempted."""
+def train(run: TrainingRun, start: int, leave: Leave, lacks: Collection[str] = ()) -> str:
+    """Train from step `start` to the end, a divergence or a signal. Return finished, diverged or preempted.
+
+    The last checkpoint is saved before the last measurements, so that one that fails does not lose the training.
+    `lacks`: those that are still to be made when the run resumes after its last step.
+    """
+    measure(run, start - 1, lacks)
     settings, starts = run.config, {row.from_step for row in run.config.precision.schedule}
     cadences = {name: getattr(settings, name).every_steps for name in CADENCES}
     for step in range(start, settings.train.steps):
@@ -187,17 +192,35 @@ def train(run: TrainingRun, start: int, leave: Leave) -> str:
         if diverged is not None:
             run.recorder.save(diverged)
             return "diverged"
-        if "validation" in due:
-            run.recorder.record({"step": step, "validation_loss": validate(run)})
-        if run.evaluate and "evaluation" in due and (scores := run.evaluate()):
-            run.recorder.record({"step": step, "probe": "evaluation", "values": scores})
-        if run.write_texts and "sample" in due:
-            run.recorder.record({"step": step, "texts": run.write_texts()})
-        if signal or "checkpoint" in due:
+        if is_last:
+            run.recorder.save(step + 1)
+        measure(run, step, due)
+        if not is_last and (signal or "checkpoint" in due):
             run.recorder.save(step + 1)
         if signal and not is_last:
             return "preempted"
     return "finished"
+
+
+def measure(run: TrainingRun, step: int, names: Collection[str]) -> None:
+    """Record what these config sections measure after a step: validation, evaluation, and sample, the model's texts."""
+    if "validation" in names:
+        run.recorder.record({"step": step, "validation_loss": validate(run)})
+    if run.evaluate and "evaluation" in names and (scores := run.evaluate()):
+        run.recorder.record({"step": step, "probe": "evaluation", "values": scores})
+    if run.write_texts and "sample" in names:
+        run.recorder.record({"step": step, "texts": run.write_texts()})
+
+
+def not_measured(rows: Iterable[Row], step: int) -> set[str]:
+    """Return the config sections of which a journal's rows have no measurement after a step."""
+    own = [row for row in rows if row["step"] == step]
+    has = {
+        "validation": any("validation_loss" in row for row in own),
+        "evaluation": any(row.get("probe") == "evaluation" for row in own),
+        "sample": any("texts" in row for row in own),
+    }
+    return {name for name, is_there in has.items() if not is_there}
 
 
 def is_due(step: int, every_steps: int) -> bool:

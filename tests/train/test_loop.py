@@ -9,7 +9,7 @@ from each import slow_but
 from mxstudy import config
 from mxstudy.config import fingerprint
 from mxstudy.model.decoder import Decoder
-from mxstudy.train.loop import CORPORA, TrainingRun, set_precision, train, train_step
+from mxstudy.train.loop import CORPORA, TrainingRun, not_measured, set_precision, train, train_step
 from mxstudy.train.signals import Leave
 
 PROBES = config.Probes(
@@ -52,6 +52,25 @@ def test_probes_are_recorded_on_their_steps():
         + [("gradient_bias", step) for step in (0, 6)]
         + [(CORPORA, 6)]
     )
+
+
+@pytest.mark.integration
+def test_a_measurement_that_fails_after_the_last_step_does_not_lose_the_training():
+    run, memory = tiny.build(steps=2)
+
+    def fails() -> dict[str, float]:
+        raise OSError("the disk is full")
+
+    run.evaluate = fails
+    with pytest.raises(OSError, match="the disk is full"):
+        train(run, 0, Leave())
+    assert memory.saved == [2]
+    lacks = not_measured(memory.rows, step=1)
+    assert lacks == {"evaluation", "sample"}
+    run.evaluate = lambda: {"boolq": 0.5}
+    assert train(run, 2, Leave(), lacks) == "finished"
+    assert [row["probe"] for row in memory.rows if "probe" in row] == [CORPORA, "evaluation"]
+    assert sum("validation_loss" in row for row in memory.rows) == 1
 
 
 @pytest.mark.integration

@@ -34,7 +34,7 @@ from mxstudy.model.moe import mixtures_of, scaled_by_columns
 from mxstudy.model.precision import apply_precision, check_starts, check_tokens
 from mxstudy.model.vector_settings import norms_of
 from mxstudy.probes.gain_casts import check_gain_cast
-from mxstudy.probes.shadow import linears_of
+from mxstudy.probes.shadow import check_sequence, linears_of
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies.folders import check_folder
 from mxstudy.studies.pretrain.built import build_model, parameters_of, sampling_of, size_text
@@ -111,10 +111,12 @@ def naming_a_size() -> Iterator[None]:
 def by_model(config: Pretrain) -> Keyed[Pretrain]:
     """Return the config, keyed by the values that decide model, micro-batch and the result of `check_model`.
 
-    These are four sections without the number of steps, and two probes.
+    These are four sections without the number of steps, the number of sequences of a validation, and three probes.
     """
-    train, probes = vars(config.train) | {"steps": None}, (config.probe.saturation, config.probe.last_bin)
-    return Keyed(repr((config.model, config.norm, config.precision, train, probes)), config)
+    train = vars(config.train) | {"steps": None}
+    probes = (config.probe.saturation, config.probe.last_bin, config.probe.gradient_bias)
+    others = (config.validation.sequences, probes)
+    return Keyed(repr((config.model, config.norm, config.precision, train, others)), config)
 
 
 def is_quantised(config: Pretrain) -> bool:
@@ -200,6 +202,12 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> App
             if norm.rounding is not None and norm.rounding.cast is not None:
                 check_gain_cast(name, norm.rounding.cast, "precision.gain")
         check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
+        if last := config.validation.sequences % (config.train.micro_batch_size or share):
+            remaining = last * config.train.sequence_length
+            said = f"validation.sequences: the last micro-batch's {remaining} tokens"
+            check_tokens(model, said, remaining, forward=True)
+        if config.probe.saturation.every_steps or config.probe.gradient_bias.every_steps:
+            check_sequence(model, config.train.sequence_length)
     return AppliedSchedule(backends_by_step(backends), list(dict.fromkeys(notes)), quantises)
 
 

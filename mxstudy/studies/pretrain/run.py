@@ -38,7 +38,7 @@ from mxstudy.studies.pretrain.check import check, check_vocabulary, recomputatio
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder
 from mxstudy.tracking.journal import Row, first_missing, read_journal
 from mxstudy.train.checkpoint import Checkpoints, state_tensors
-from mxstudy.train.loop import CORPORA, TrainingRun, set_precision, train
+from mxstudy.train.loop import CORPORA, TrainingRun, not_measured, set_precision, train
 from mxstudy.train.optimizer import build_optimizer, materialize_state
 from mxstudy.train.parallel import mesh_of_ranks, parallelize
 from mxstudy.train.process_group import process_group
@@ -90,7 +90,9 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
             evaluate = evaluation_of(config, model, tokenizer_of_run, recorder.measuring)
             texts = texts_of(config, model, tokenizer_of_run)
             running = TrainingRun(config, model, optimizer, batches, device, recorder, probes, spikes, evaluate, texts)
-            state = train(running, start, leave)
+            is_over = start == config.train.steps  # it stopped in its last measurements
+            lacks = not_measured(read_journal(folder.journal_path), start - 1) if is_over else ()
+            state = train(running, start, leave, lacks)
             why = divergence(read_journal(folder.journal_path)) if state == "diverged" else None
             record_end(recorder, folder, state, why, leave)
     return state
