@@ -232,10 +232,16 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def name_of(number: int) -> str:
+    """Return a signal's name, or 'signal 40' if it has none."""
+    known = {one.value: one.name for one in signal.Signals}
+    return known.get(number, f"signal {number}")
+
+
 def mark_failed(folder: RunFolder, codes: list[int], log: str) -> None:
     """Set the state of a job to failed if a process died without recording how the job ended."""
     state = folder.status().state
     if state in ("queued", "running") and any(codes):
         code = next(code for code in codes if code)
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        how = name_of(-code) if code < 0 else f"exit code {code}"
         folder.update(state="failed", reason=f"died without a message: {how} ({log})")

@@ -25,7 +25,7 @@ def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
     require(bool(runs), f"runs_dir: no run in {runs_dir}/ can be read; the lines above say what to do")
     for argument in arguments:
         key, _, value = argument.removeprefix("+").partition("=")
-        choices = value.split(",")
+        choices = [value] if value.startswith("[") else value.split(",")  # a list is one value
         if key == "run":
             for choice in choices:
                 check_one(choice, [run for run in runs if matching(run, key, choice)])
@@ -76,9 +76,14 @@ def values_of(run: RunFolder, key: str) -> Iterator[Any]:
 
 def is_same(text: str, value: Any) -> bool:
     """Return whether the text means the value, as on the command line: 1e-3 is 0.001, true is True, null is None."""
-    if isinstance(value, float):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(text) == value
         except ValueError:
             return False
+    if isinstance(value, list) and value and text.startswith("[") and text.endswith("]"):
+        parts = text[1:-1].split(",")
+        return len(parts) == len(value) and all(
+            is_same(part.strip(), one) for part, one in zip(parts, value, strict=True)
+        )
     return text == (value if isinstance(value, str) else json.dumps(value))

@@ -5,8 +5,8 @@
     grouped     all experts in one GEMM, plain casts      reference   module by module, expert by expert, in PyTorch:
                 by kernels on a GPU                                   the arithmetic that the others are compared with
 
-All backends compute the same values, but on a GPU each may sum in its own order. A backend lists what it can compute;
-anything else is a reason not to use it. `auto` chooses, for each block, the fastest backend without such a reason.
+All backends compute the same values, but each may sum in its own order: on a GPU, and on a CPU in the backward of a
+Hadamard transform along the tokens. A backend lists what it can compute; anything else is a reason not to use it. `auto` chooses, for each block, the fastest backend without such a reason.
 """
 
 from __future__ import annotations

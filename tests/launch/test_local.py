@@ -163,6 +163,7 @@ def test_a_job_that_cannot_start_all_its_processes_leaves_none(tmp_path: Path, m
     ("command", "reason"),
     [
         ("bash -c 'kill -9 $$'", "died without a message: SIGKILL"),
+        ("bash -c 'kill -40 $$'", "died without a message: signal 40"),
         ("bash -c 'exit 3'", "died without a message: exit code 3"),
     ],
 )
