@@ -30,7 +30,7 @@ ERROR = "model/ratio"
 
 
 def losses(of: Question, runs: pd.DataFrame) -> dict[str, Effect]:
-    """Return what each arm loses against the bf16 runs of as many steps, without the arms that have no pair."""
+    """Return each arm's loss minus that of bf16 runs with the same number of steps, without arms that have no pair."""
     found = {}
     for name, arm in of.arms.items():
         baseline = {**BF16, **({STEPS: arm[STEPS]} if STEPS in arm else {})}

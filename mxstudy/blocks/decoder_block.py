@@ -4,13 +4,14 @@
     after     h = x + Q(a) Q(Wo)^T      g = Q(norm(h)) Q(Wup)^T      out = h + Q(phi(g)) Q(Wdown)^T
 
 The results have the bits of the linears and the activation one after another, but where a GEMM's operand is a view
-there, after a Hadamard transform along the tokens. That path is the oracle, and also computes what has no kernel. The forward saves x, a, h and g in bf16, and one number per row. Every operand is cast in a
-pass that reads it, or its source, anyway. The forward casts along the rows only. The backward casts dH along both axes,
-for dgrad and wgrad. Along the columns it also casts the tensors that the forward cast along the rows; phi(g) is cast by
-the kernel that makes dg. The absmax of a tensor that both of its casts need is found once, and saved for the backward.
-A weight is cast when it is read, once for each GEMM, because held operands would cost memory, and under FSDP whole
-weights. An unquantised operand is made in the same passes, and only rounded to bf16. A block that `recomputes_up` does
-not save g: the backward casts the same operands anew and multiplies them again.
+there, after a Hadamard transform along the tokens. That path is the oracle, and also computes what has no kernel. The
+forward saves x, a, h and g in bf16, and one number per row. Every operand is cast in a pass that reads it, or its
+source, anyway. The forward casts along the rows only. The backward casts dH along both axes, for dgrad and wgrad. Along
+the columns it also casts the tensors that the forward cast along the rows; phi(g) is cast by the kernel that makes dg.
+The absmax of a tensor that both of its casts need is found once, and saved for the backward. A weight is cast when it
+is read, once for each GEMM, because held operands would cost memory, and under FSDP whole weights. An unquantised
+operand is made in the same passes, and only rounded to bf16. A block that `recomputes_up` does not save g: the backward
+casts the same operands anew and multiplies them again.
 """
 
 from __future__ import annotations

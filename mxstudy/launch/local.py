@@ -126,7 +126,7 @@ class Running:
     asked_s: float | None = None  # when it was asked to stop, by time.monotonic()
     codes: list[int] = field(default_factory=list)
 
-    def has_ended(self) -> bool:
+    def poll(self) -> bool:
         """Return whether every process has ended; if one has failed, ask the others to stop."""
         codes = [process.poll() for process in self.processes]
         self.codes = [code for code in codes if code is not None]
@@ -176,7 +176,7 @@ def run_queue(launch: Path) -> None:
             with errors_said(job_id, said):
                 if is_cancelled(folder):
                     job.leave()
-            if job.has_ended():
+            if job.poll():
                 del running[job_id]
                 free = job.devices + free
                 with errors_said(job_id, said):

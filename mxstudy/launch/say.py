@@ -1,7 +1,7 @@
 """What a launcher prints, once for all processes that were started together.
 
-It has a file of its own because the processes of jobs import it: their copy of the code has no conf/, which the names
-of arms in a sweep's tables are read from.
+It is a file of its own because jobs import it. A job's copy of the code has no conf/, from which the names of arms are
+read, so this file imports nothing that needs conf/.
 """
 
 from __future__ import annotations

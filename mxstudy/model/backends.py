@@ -6,7 +6,8 @@
                 by kernels on a GPU                                   the arithmetic that the others are compared with
 
 All backends compute the same values, but each may sum in its own order: on a GPU, and on a CPU in the backward of a
-Hadamard transform along the tokens. A backend lists what it can compute; anything else is a reason not to use it. `auto` chooses, for each block, the fastest backend without such a reason.
+Hadamard transform along the tokens. A backend lists what it can compute; anything else is a reason not to use it.
+`auto` chooses, for each block, the fastest backend without such a reason.
 """
 
 from __future__ import annotations
@@ -175,9 +176,8 @@ def why_not_grouped(module: nn.Module, target: Target) -> str | None:
 
 # The backends beside the reference, the fastest first.
 FAST = {
-    "native": FastBackend(
-        why_no_native, use_native, lambda: torch.cuda.is_available()
-    ),  # without a GPU here, the job's GPU is unknown
+    # native: without a GPU here, the job's GPU is unknown
+    "native": FastBackend(why_no_native, use_native, lambda: torch.cuda.is_available()),
     "fused": FastBackend(why_not_fused, use_fused, lambda: True),
     "grouped": FastBackend(why_not_grouped, use_grouped, lambda: True),
 }

@@ -22,7 +22,7 @@ from mxstudy.config.casts import BlockCast
 from mxstudy.distributed import draw_in_turns
 from mxstudy.model.dropout import Dropout, attend_dropped, dropout_of, dropped
 from mxstudy.model.feed_forward import INITS, FeedForward
-from mxstudy.model.fusable import Fusable, Target, check_hooks, linears_in, why_own
+from mxstudy.model.fusable import Fusable, Target, check_hooks, linears_in, why_not_known
 from mxstudy.model.fused_block import fused_block, fused_linears, why_not_fused_block
 from mxstudy.model.head import Head
 from mxstudy.model.linear import MXLinear, NormLinear
@@ -173,7 +173,7 @@ class Block(Fusable):
         return out_BTD, norm_inputs | {"ffn_norm": h_BTD}, None
 
     def why_not_fused(self, target: Target) -> str | None:
-        return why_own("attention", self.attention, Attention) or why_not_fused_block(self, target)
+        return why_not_known("attention", self.attention, Attention) or why_not_fused_block(self, target)
 
     def set_fused(self, fused: bool) -> None:
         self.fused = fused_block(self) if fused else None

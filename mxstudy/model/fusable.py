@@ -58,7 +58,7 @@ def is_plain(module: nn.Module) -> bool:
     return all(linear.gemms == Gemms() for linear in linears_in(module))
 
 
-def why_own(name: str, module: nn.Module, known: type[nn.Module]) -> str | None:
+def why_not_known(name: str, module: nn.Module, known: type[nn.Module]) -> str | None:
     """Return why no kernel computes the module's `forward`, or None if it is the `forward` of the `known` class.
 
     A subclass, or an instance with a `forward` of its own, counts as another module.

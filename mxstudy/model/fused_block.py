@@ -15,7 +15,7 @@ from mxstudy.blocks.decoder_block import FusedBlock
 from mxstudy.blocks.plans import ANY, kernel_settings, plan_of
 from mxstudy.model.activation_functions import KERNEL_ACTIVATIONS
 from mxstudy.model.feed_forward import FeedForward
-from mxstudy.model.fusable import Backend, Target, why_own
+from mxstudy.model.fusable import Backend, Target, why_not_known
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import kernel_norm, why_no_kernel_norm
 from mxstudy.reader import ConfigError
@@ -31,7 +31,7 @@ def fused_linears(block: Block) -> tuple[NormLinear, MXLinear, NormLinear, MXLin
 
 def why_not_fused_block(block: Block, target: Target) -> str | None:
     """Return the first reason why a decoder's block cannot run in two fused functions, or None if it can."""
-    if reason := why_own("MLP", block.feed_forward, FeedForward):
+    if reason := why_not_known("MLP", block.feed_forward, FeedForward):
         return reason
     linears = fused_linears(block)
     wqkv, wo, up, w2 = linears
@@ -41,7 +41,7 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
         ("MLP's first linear", up, NormLinear),
         ("w2", w2, MXLinear),
     ):
-        if reason := why_own(name, linear, known):
+        if reason := why_not_known(name, linear, known):
             return reason
     if block.attention.dropout is not None:
         return "model.dropout: its masks have no kernel"

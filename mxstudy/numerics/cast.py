@@ -180,7 +180,7 @@ def absmax(blocks: Tensor, tiles: Tiles, element: ElementFormat, cast: Cast) -> 
 
 
 def standard_deviation(blocks: Tensor, tiles: Tiles, element: ElementFormat, cast: Cast) -> Tensor:
-    """Return the range by which each block's scale becomes STD_RANGE deviations / the largest element, plus 1e-8.
+    """Return each block's range, chosen so that its scale is STD_RANGE * std / the largest element + 1e-8.
 
     A scale is its range divided by 2^emax (E8M0, rule floor) or by the largest element (other scales), so the range is
     multiplied by that. Where the deviation is not finite it is NaN, with the same sign bit on every device.

@@ -104,8 +104,8 @@ def as_read(xbar: Tensor, gain: Tensor, bias: Tensor | None, fold_gain: bool) ->
 class NormBounds:
     """Upper bounds of |xbar|: under the forward's transform in tiles of `tile` features (1: none), and without it.
 
-    `forward` also bounds |xbar * gain| / max |gain|: it bounds the length of xbar, and the quotient is not longer. With
-    a folded gain there is nothing to multiply.
+    `forward` also bounds |xbar * gain| / max |gain|, because multiplying by gain / max |gain| does not lengthen xbar.
+    With a folded gain there is nothing to multiply.
     """
 
     forward: float

@@ -94,7 +94,10 @@ class Quantized:
         return scales.repeat_interleave(self.block_size, other).narrow(other, 0, self.values.shape[other])
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return value times scale, rounded once to `dtype`; with E8M0 scales it is exact in float32 below 2^128."""
+        """Return value times scale, rounded once to `dtype`; with E8M0 scales it is exact in float32 below 2^128.
+
+        Under a tensor scale, both scales are first multiplied in float32.
+        """
         tiles = Tiles(self.values.shape, self.axis, self.block_size, self.two_dimensional)
         return to_dtype(tiles.join(tiles.split(self.values, pad=True) * tiles.spread(self.scale_values)), dtype)
 

@@ -23,7 +23,7 @@ from mxstudy import config
 from mxstudy.blocks.norm_mlp import NormMLP, hold, norm_mlp, why_not
 from mxstudy.config.casts import BlockCast, Gemms
 from mxstudy.kernels.operators import Held
-from mxstudy.model.fusable import Fusable, Target, check_hooks, why_own
+from mxstudy.model.fusable import Fusable, Target, check_hooks, why_not_known
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, Output, build_norm, kernel_norm, why_no_kernel_norm
 from mxstudy.model.seeds import generator_for
@@ -188,7 +188,7 @@ class StudentBlock(Fusable):
         """Return why the block's MLP has no fused kernel, or None if it has one."""
         up, down = self.up, self.down
         for name, linear in (("first linear", up), ("second linear", down)):
-            if reason := why_own(name, linear, NormLinear if isinstance(linear, NormLinear) else MXLinear):
+            if reason := why_not_known(name, linear, NormLinear if isinstance(linear, NormLinear) else MXLinear):
                 return reason
         if up.compute != BF16:
             return f"the fused kernel computes in bf16, and train.compute is {up.compute}"

@@ -204,9 +204,8 @@ class Stack:
 
     def capture(self) -> torch.cuda.CUDAGraph:
         """Capture and return the step as a CUDA graph; the warm-up's changes of the state are undone."""
-        state = [
-            tensor.detach().clone() for tensor in self.state()
-        ]  # detached: autograd remembers a parameter's stream
+        # detached: autograd remembers a parameter's stream
+        state = [tensor.detach().clone() for tensor in self.state()]
         self.optimizer.recast()  # weights may have been loaded
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

@@ -32,6 +32,7 @@ from mxstudy.model.head import one
 from mxstudy.model.precision import apply_precision
 from mxstudy.model.random_streams import move_to, move_to_row
 from mxstudy.probes.base import Later, Probe, StepView, Values, values_of
+from mxstudy.probes.memory import GIB
 from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.timing import Timing
 from mxstudy.tracking.journal import Row
@@ -287,7 +288,7 @@ def step_row(run: TrainingRun, view: StepView, seconds: float) -> Row:
     if view.balance_loss is not None:
         row["balance_loss"] = view.balance_loss
     if run.device.type == "cuda":
-        row["memory_gib"] = run.peak_bytes / 2**30
+        row["memory_gib"] = run.peak_bytes / GIB
     if run.peak_flops is not None:
         flops_per_token = run.model.flops_per_token(run.config.train.sequence_length)
         row["mfu"] = flops_per_token * tokens_per_s / (run.peak_flops * world_size())

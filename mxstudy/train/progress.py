@@ -20,9 +20,8 @@ class Progress:
     def __init__(self, label: str, steps: int, stream: TextIO | None = None, rate: str = "tokens_per_s") -> None:
         self.label, self.steps, self.stream, self.rate = label, steps, stream or sys.stderr, rate
         self.is_terminal = self.stream.isatty()
-        self.first: tuple[int, float] | None = (
-            None  # step and time of the first row: it compiles, so its duration is not used
-        )
+        # step and time of the first row: it compiles, so its duration is not used
+        self.first: tuple[int, float] | None = None
         self.shown_s = 0.0
         self.is_open = False  # whether the terminal's line still lacks its line break
 

@@ -26,13 +26,14 @@ from mxstudy.whole_files import replace_file
 
 SILENTLY = "ended or froze without an error"
 BEAT_S, DEAD_AFTER_S, GRACE_S = 1.0, 30.0, 5.0
+# words in errors that another rank's end causes
 NETWORK = (
     "closed by peer",
     "reset by peer",
     "Broken pipe",
     "gloo",
     "NCCL",
-)  # words in errors caused by another rank's end
+)
 
 
 class RankDied(RuntimeError):

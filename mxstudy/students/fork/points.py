@@ -145,7 +145,10 @@ def leading_true(flags: np.ndarray) -> int:
 
 
 def waves(points: Sequence[ForkPoint], width: int) -> Iterator[list[ForkPoint]]:
-    """Yield the points in groups of at most `width`, the parent's: a GEMM's bits may depend on a stack's width."""
+    """Yield the points in groups of at most `width`.
+
+    `width` is that of the parent's stack, because a GEMM's bits may depend on it.
+    """
     for start in range(0, len(points), width):
         yield list(points[start : start + width])
 
