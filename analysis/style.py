@@ -131,8 +131,15 @@ def table_parser(
     }
     for option, chooses_runs in what.items():
         options.add_argument(option, nargs="+", default=[], metavar="KEY=VALUE", help=chooses_runs)
-    options.add_argument("--name", default=name, help="name of the files in figures/")
+    options.add_argument("--name", type=inner_path, default=name, help="name of the files in figures/")
     return options
+
+
+def inner_path(word: str) -> str:
+    """Return a path below a folder, such as published/loss. Raises argparse's error if it leads out of the folder."""
+    if Path(word).is_absolute() or ".." in Path(word).parts:
+        raise argparse.ArgumentTypeError(f"{word} leads out of figures/; give a name, such as loss or mine/loss")
+    return word
 
 
 def choice_of_group(word: str) -> str:

@@ -19,6 +19,8 @@ HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help"}
 VALUED = {"-c", "--cfg", "-i", "--info", "-cd", "--config-dir"}
 OPTIONS = HELP | MULTIRUN | HYDRA_ONLY | VALUED | {"--resolve"}
 COMMANDS = {"help": "--help", "status": "+launch=status", "cancel": "+launch=cancel", "retry": "+launch=retry"}
+HYDRA_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra.searchpath")  # what is read of Hydra's own config
+ONE_EACH = ("experiment", "sweep")  # groups of which a command has one choice
 SEVERAL = r"\s\+*[\w./]+="  # what no value contains outside of quotes
 SHOWN = 60  # characters of a word in a message
 
@@ -39,8 +41,20 @@ def check_words(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -
             advice = f"text with other signs than a-z 0-9 _ - . / stands in quotes: '{key_of(line)}=\"...\"'"
             unread = several if re.search(SEVERAL, line) else f"cannot be read ({short(one_line(error))}); {advice}"
             raise ConfigError(f"{short(line)}: {unread}") from None
+        check_hydra(line)
+        if key in ONE_EACH and "," in line:
+            raise ConfigError(f"{short(line)}: a command has one {key}; give each a command of its own")
         if key in groups and not isinstance(value, str | list):
             raise ConfigError(f"{short(line)}: no such choice; {suggest(line.partition('=')[2], groups[key])}")
+
+
+def check_hydra(line: str) -> None:
+    """Raise ConfigError for a setting of Hydra that nothing here reads, such as hydra.run.dir."""
+    key = key_of(line)
+    require(
+        not key.startswith("hydra.") or key.startswith(HYDRA_KEYS),
+        f"{short(line)}: nothing reads it; runs_dir=FOLDER says where runs are, hydra/launcher=NAME how they start",
+    )
 
 
 def as_text(word: str) -> str:

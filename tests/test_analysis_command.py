@@ -116,6 +116,8 @@ def test_a_spoilt_table_is_named(left: bytes | None, tmp_path: Path, capsys: pyt
     [
         ("loss_comparison", ["--runs", "x", "--baseline", "rmsnorm"], "rmsnorm is not of the form GROUP=CHOICE"),
         ("export", ["--runs", "x", "--name", "x", "--every-steps", "0"], "0 is not a whole number above 0"),
+        ("loss_curves", ["--runs", "x", "--name", "../loss"], "../loss leads out of figures/; give a name"),
+        ("report", ["--runs", "x", "--name", "/tmp/loss"], "/tmp/loss leads out of figures/"),
         ("pages.__main__", ["student_teachers"], "no page is called student_teachers"),
     ],
 )

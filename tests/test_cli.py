@@ -62,6 +62,7 @@ MISSPELT = [
     ([*ASKED, "precision.backend=fused"], AS_A_WHOLE.format(group="precision", key="precision.backend")),
     ([*ASKED, "norm.eps=0"], AS_A_WHOLE.format(group="norm", key="norm.eps")),
     ([QUICK, "baseline.norm=rmsnorm"], "baseline.norm: not in the config yet; write +baseline.norm=VALUE"),
+    ([QUICK, "hydra.launcher.partition=gpu"], "no such key here; it belongs to hydra/launcher=slurm"),
     ([QUICK, "hydra/launcher=inlin"], "hydra/launcher=inlin: no such choice; did you mean 'inline'?"),
     ([QUICK, "hydra/launcher=basic"], "hydra/launcher: this launcher does not run studies"),
     ([QUICK, "hydra/sweeper=basic"], "hydra/sweeper: this sweeper does not run studies; choose grid"),

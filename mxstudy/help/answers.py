@@ -73,7 +73,8 @@ def belongs_to(key: str) -> str:
     kinds = {kind_of(place.cls) for place in found}
     chosen = {choice: (given(group, choice) or {}).get(f"{group}.kind") for choice in groups().get(group, ())}
     owners = [f"{group}={choice}" for choice, kind in chosen.items() if kind in kinds]
-    return " or ".join(owners or sorted({f"study={kind}" for place in found for kind in place.kinds}))
+    kinds_of_run = {kind for place in found for kind in place.kinds}
+    return " or ".join(owners or sorted(kind if "=" in kind else f"study={kind}" for kind in kinds_of_run))
 
 
 def may_be_added(key: str, kind: str) -> bool:

@@ -25,7 +25,7 @@ GLOBAL = "# @package _global_"
 
 @functools.cache
 def given(group: str, choice: str) -> Mapping[str, Any] | None:
-    """Return the flat config that a choice's file sets, or None if there is no such file.
+    """Return the flat config that a choice's file sets, or None if there is no such file, or none that can be read.
 
     A '${...}' that refers to anything but another value of the file is left as it is.
     """
@@ -33,7 +33,10 @@ def given(group: str, choice: str) -> Mapping[str, Any] | None:
     if not path.exists():
         return None
     text = path.read_text()
-    content = yaml.load(text, Loader=LOADER) or {}
+    try:
+        content = yaml.load(text, Loader=LOADER) or {}
+    except yaml.YAMLError:  # a command that chooses the file is refused; the others need not know it
+        return None
     values: dict[str, Any] = {}
     for start in content.get("defaults", []):
         base, _, kind = start.partition("base_") if isinstance(start, str) else ("", "", "")

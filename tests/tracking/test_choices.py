@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from mxstudy.tracking import choices
 from mxstudy.tracking.choices import choices_of, given
 
 
@@ -19,3 +24,12 @@ def test_another_value_of_the_same_file_is_looked_up() -> None:
     nvfp4, olmo = given("precision", "nvfp4") or {}, given("model", "olmo") or {}
     assert nvfp4["precision.recipes.nvfp4.wgrad_dh.rounding"] == "stochastic"
     assert olmo["model.hidden_size"] == "${times:64,${.num_heads}}"  # Hydra computes it
+
+
+def test_a_file_that_is_being_written_disturbs_no_other_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "CONF", tmp_path)
+    (tmp_path / "norm").mkdir()
+    (tmp_path / "norm/half_of_it.yaml").write_text("p: 2\n\teps: 1e-6")
+    assert given("norm", "half_of_it") is None
