@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -51,6 +52,7 @@ def one_after_another(jobs: list[Job]) -> int:
                 parents.wait()
                 end(done + jobs[number:], {})
             return stopped(done[-1], caught[0] if caught else signal_of(job), number, len(jobs)) if is_stopped else 1
+    done = on_first_rank(lambda: [looked_at_again(job) for job in done])
     again = any(study_of(job.config.study).shows_again for job in skipped)
     # `skipped` not earlier: no training waits for a server that may be silent
     if is_first() and (code := conclude(done, parents, skipped, has_summary=len(done) > 1 or again)):
@@ -59,6 +61,16 @@ def one_after_another(jobs: list[Job]) -> int:
     if left:
         say("\n".join([f"{len(left)} of {len(jobs)} jobs are not done:", *left]))
     return 1 if left else 0
+
+
+def looked_at_again(job: Job) -> Job:
+    """Return a job that was left to another process, with its end if it has ended by now."""
+    if job.state not in LEFT_ALONE:
+        return job
+    with suppress(ConfigError):  # an unreadable status says nothing
+        state = RunFolder(job.folder).status().state
+        return replace(job, state=state) if state in DONE else job
+    return job
 
 
 def claim_if_needed(planned: Job, parents: Parents, number: str) -> Job:

@@ -111,6 +111,24 @@ def test_what_another_process_runs_is_left_alone_and_not_done(
     assert not (jobs[1].folder / "error.log").exists()
 
 
+def test_what_another_process_ends_while_the_others_run_is_done(
+    tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = plan(seeds(tmp_path, 1, 2))
+    theirs = claim(jobs[0])
+    theirs.update(state="running", host=socket.gethostname())
+
+    def while_they_finish(folder: RunFolder) -> str:
+        theirs.update(state="finished")
+        return "finished"
+
+    study.outcomes["seed=2"] = while_they_finish
+    with theirs.lock():
+        assert inline.run_jobs(jobs) == 0
+    assert study.ran == ["seed=2"]
+    assert "are not done" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("answer", [{"rerun": True}, {"stale": "rerun"}])
 def test_what_another_process_ended_meanwhile_is_trained_again_if_that_was_asked_for(
     tmp_path: Path, study: FakeStudy, answer: dict[str, Any]
