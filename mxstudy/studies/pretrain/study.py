@@ -40,9 +40,9 @@ GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44
 MFU_OF = {"nvfp4": 0.35}
 # The same of a mixture of experts in bf16, and by recipe: results/experts.json. No other recipe was measured in one.
 MIXTURE_BF16, MIXTURE_OF = 0.29, {"mxfp8": 0.21}
-# The keys that decide the questions. Not limit, which +debug=tiny sets for every run, nor data_dir: a folder may move.
+# The keys that decide the questions. Not data_dir, because a folder may move, nor limit, which +debug=tiny always sets.
 QUESTIONS = ("tasks", "form", "task_forms", "shots", "task_shots", "shots_seed", "curated_shots", "shots_dir")
-ASKED_HOW = ("skip_missing", "tokens_per_batch")  # they decide neither questions nor answers
+ASKED_HOW = ("skip_missing", "tokens_per_batch", "data_dir")  # they decide neither questions nor answers
 WRITTEN = ("prompts", *vars(Texts()))  # the keys that decide the texts
 AT_RATE = f"""\
 GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16, {MFU_MX:.0%} with emulated MX
