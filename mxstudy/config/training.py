@@ -46,11 +46,12 @@ class Schedule:
     warmup_steps: int | None = None
 
     def __post_init__(self) -> None:
-        require(
-            self.warmup_steps is None or (self.warmup_steps > 0 and self.warmup_fraction == 0.1),
-            f"warmup_steps: must be positive, and warmup_fraction left out, not {self.warmup_steps} and "
-            f"{self.warmup_fraction}; null takes warmup_fraction",
-        )
+        if self.warmup_steps is not None:
+            require(self.warmup_steps > 0, f"warmup_steps: must be positive or null, not {self.warmup_steps}")
+            require(
+                self.warmup_fraction == 0.1,
+                f"warmup_fraction: {self.warmup_fraction} is set beside warmup_steps={self.warmup_steps}; give one",
+            )
         for name in ("warmup_fraction", "initial_ratio", "final_ratio", "decay_fraction"):
             require(0 <= getattr(self, name) <= 1, f"{name}: must lie in 0..1, not {getattr(self, name)}")
         if self.kind != "wsd":
