@@ -90,7 +90,10 @@ class Study(ABC, Generic[C]):
         return None
 
     def unused_settings(self, config: C) -> dict[str, str]:
-        """Return {config key: message that says why} for each precision setting that has no effect in this run."""
+        """Return {config key: message that says why} for each precision setting that has no effect in this run.
+
+        Also for one that has its default, which a command may name all the same.
+        """
         return {}
 
     def watched(self, config: C) -> dict[str, Watched]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from mxstudy.config import TrainedModelRun, fingerprint
-from mxstudy.config.settings import unused_settings
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.pool import Pool, devices_of
@@ -45,7 +44,7 @@ class TrainedModelStudy(Study[C]):
         return built_backends(by_model(config))
 
     def unused_settings(self, config: C) -> dict[str, str]:
-        if config.precision is None or not any(unused_settings(config.precision)):
+        if config.precision is None:
             return {}
         norm = config.norm or checkpoints.describe(checkpoints.find(config.checkpoint, Path(config.runs_dir))).norm
         return unused_messages(config.precision, norm)

@@ -225,7 +225,7 @@ def test_a_setting_that_every_operand_fixes_is_refused_with_their_names():
     says = (
         r"precision\.rounding: away is set, and every operand fixes its own \(own: even in forward_x, forward_w, stoch"
     )
-    with pytest.raises(ConfigError, match=rf"^{says}astic in dgrad_dh\); write precision\.rounding=even, or a variant"):
+    with pytest.raises(ConfigError, match=rf"^{says}astic in dgrad_dh\); write precision\.rounding=even, or take a v"):
         applied({"layers.*": "own"}, recipes=own, rounding="away")
     applied({"layers.*": "own", "*.wo": "mxfp8"}, recipes=own, rounding="away")  # other rows of the plan use it
     one = {"own": Gemms(forward_x=Cast(format="E4M3", rounding="away"))}
