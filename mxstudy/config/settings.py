@@ -34,7 +34,7 @@ class UnusedSetting(NamedTuple):
 def unused_settings(precision: Precision, norm_reads: Collection[str] = ()) -> Iterator[UnusedSetting]:
     """Yield every setting that no operand uses in any row of the schedule, also if it has its default.
 
-    `norm_reads`: the settings that the norms use. Raises ConfigError if a recipe does not exist.
+    `norm_reads`: the settings that the norms and their gains use. Raises ConfigError if a recipe does not exist.
     """
     casts = casts_of(precision)
     for field, setting in SETTINGS.items():
@@ -42,6 +42,11 @@ def unused_settings(precision: Precision, norm_reads: Collection[str] = ()) -> I
             yield why
     for setting in OF_THE_PLAN if not casts else ():
         yield nothing_quantised(precision, setting)
+
+
+def reads_of_gain(gain: str | None) -> tuple[str, ...]:
+    """Return the settings that the rounding of norms' gains uses, besides those of a linear's casts."""
+    return ("operand_pre_round",) if gain == "bf16" else ()  # it decides where ties go
 
 
 def casts_of(precision: Precision) -> dict[tuple[str, str], Cast]:

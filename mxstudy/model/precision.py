@@ -63,7 +63,7 @@ def apply_precision(
     linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
     rows = match_plan(plan, list(linears), default=compute)
     rows |= dict.fromkeys(end_blocks(list(linears), precision.skip_blocks), compute)
-    filled = cache(lambda row: precision.recipe(row).filled(precision.settings))
+    filled = cache(precision.filled)
     for name, linear in linears.items():
         linear.cast = precision.settings
         try:
@@ -73,8 +73,8 @@ def apply_precision(
         gemms = for_evaluation(gemms) if evaluates else gemms
         linear.gemms = without_idle_padding(gemms, linear, sequence_length) if sequence_length else gemms
         check_precision(name, linear, Origin(precision, rows[name]), compute)
-    check_settings(precision, norm_settings(model))
     apply_vector_settings(model, precision, compute)
+    check_settings(precision, norm_settings(model))
     for mixture in mixtures_of(model).values():
         mixture.align = alignment(mixture)
     give_streams(model, linears, seeds)

@@ -47,7 +47,10 @@ class TrainedModelStudy(Study[C]):
         if config.precision is None:
             return {}
         norm = config.norm or checkpoints.describe(checkpoints.find(config.checkpoint, Path(config.runs_dir))).norm
-        return unused_messages(config.precision, norm)
+        return unused_messages(config.precision, norm, config.precision.gain)
+
+    def precision_plan(self, config: C) -> list[str]:
+        return plan_of(config, described(config)[1])[0].splitlines()
 
     def tell_others(self, config: C, folder: RunFolder) -> str | None:
         return tell_training_run(config, folder)

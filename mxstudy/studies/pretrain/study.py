@@ -78,7 +78,8 @@ class PretrainStudy(Study[Pretrain]):
 
     def unused_settings(self, config: Pretrain) -> dict[str, str]:
         is_unused = config.probe.gradient_bias.by_operand and not is_quantised(config)
-        return unused_messages(config.precision, config.norm) | (NO_OPERAND if is_unused else {})
+        unused = unused_messages(config.precision, config.norm, config.precision.gain)
+        return unused | (NO_OPERAND if is_unused else {})
 
     def watched(self, config: Pretrain) -> dict[str, Watched]:
         return probes_of(config.probe) | {"evaluation": config.evaluation, "sample": config.sample}
