@@ -125,7 +125,11 @@ def forward_of(gemms: Gemms) -> Gemms:
 def describe_settings(
     settings: BlockCast, recipes: Iterable[tuple[str, Gemms]], norm_reads: Collection[str]
 ) -> list[str]:
-    """Return notes on settings off their defaults: operands that keep their own value, settings unused in this arm."""
+    """Return notes on settings off their defaults: operands that keep their own value, settings unused in this arm.
+
+    Complete blocks are not padded (`without_idle_padding`), so an operand that leaves this open may be padded in some
+    linears and not in others, as `describe_cast` says.
+    """
     casts = {(row, operand): cast for row, gemms in recipes for operand, cast in gemms.casts()}
     lines, unused = [], []
     for field, setting in SETTINGS.items():
@@ -136,6 +140,9 @@ def describe_settings(
         having = {key: getattr(cast, field) for key, cast in casts.items() if cast.has(field)}
         if not having and setting not in norm_reads:
             unused.append(assigned)
+        if field == "pad":
+            lines += [f"{assigned}: the blocks of casts that are not called padded are complete"] if having else []
+            continue
         keeping: dict[str, list[str]] = defaultdict(list)
         for (row, operand), own in having.items():
             if own != value:
