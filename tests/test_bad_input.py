@@ -71,6 +71,7 @@ REFUSED = [
 PLANS = [
     ("{layres.*: mxfp8}", "pattern 'layres.*' matches no linear", "did you mean 'layers.*'?"),
     ("{layers.*: mxpf8}", "'mxpf8' is not a choice", "did you mean 'mxfp8'?"),
+    ("{layers.0.*: mxfp4, layers.*: mxfp8}", "pattern 'layers.0.*' has no effect", "'layers.*'; leave it out"),
     ("{layers.*: mxfp8, layers.7.*: bf16}", "'layers.7.*' matches no linear", "layers."),
 ]
 

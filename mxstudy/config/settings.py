@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
-from mxstudy.config.casts import BLOCKS_OWN, SETTINGS, Cast
-from mxstudy.config.precision_plan import Precision
+from mxstudy.config.casts import BLOCKS_OWN, SETTINGS, Cast, Gemms
+from mxstudy.config.precision_plan import BLOCKS, Precision
 from mxstudy.reader import ConfigError
 
 LACKS = {"scale_rule": "E8M0 scales to round by it", "block_size": "blocks", "pad": "blocks"}
@@ -42,6 +42,9 @@ def unused_settings(precision: Precision, norm_reads: Collection[str] = ()) -> I
             yield why
     for setting in OF_THE_PLAN if not casts else ():
         yield nothing_quantised(precision, setting)
+    if casts and precision.head and all(precision.recipe(row.plan[BLOCKS]) == Gemms() for row in precision.schedule):
+        remedy = "or give that pattern a recipe that quantises"
+        yield UnusedSetting("head", message(precision, "head", f"{BLOCKS!r} is not quantised", remedy), True)
 
 
 def reads_of_gain(gain: str | None) -> tuple[str, ...]:

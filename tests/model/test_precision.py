@@ -12,7 +12,6 @@ from mxstudy.config.casts import Hadamard
 from mxstudy.model.backends import backends_of, plan_backends
 from mxstudy.model.describe_precision import describe, describe_cast
 from mxstudy.model.fusable import Backend, Target, linears_in
-from mxstudy.model.precision import match_plan
 from mxstudy.reader import ConfigError
 
 
@@ -27,11 +26,6 @@ def test_a_plan_reaches_the_linears_that_its_patterns_name_and_no_others():
     assert decoder.output.gemms == Gemms()
 
 
-def test_the_last_pattern_that_matches_wins():
-    names = ["layers.0.wo", "layers.1.wo"]
-    assert match_plan({"layers.0.*": "mxfp8", "layers.*": "bf16"}, names, "bf16") == dict.fromkeys(names, "bf16")
-
-
 def test_the_row_of_the_schedule_is_that_of_the_step():
     schedule = (
         config.PrecisionRow(plan={"layers.*": "mxfp8"}),
@@ -39,18 +33,6 @@ def test_the_row_of_the_schedule_is_that_of_the_step():
     )
     assert applied(schedule, step=9)[1]["layers.0.attention.wo"] == "mxfp8"
     assert applied(schedule, step=10)[1]["layers.0.attention.wo"] == "bf16"
-
-
-def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_name():
-    with pytest.raises(
-        ConfigError, match=r"'layers.0.atention.wo' matches no linear; did you mean 'layers.0.attention"
-    ):
-        applied({"layers.0.atention.wo": "mxfp8"})
-
-
-def test_a_misspelt_pattern_is_refused_with_the_nearest_pattern():
-    with pytest.raises(ConfigError, match=r"'layres.\*' matches no linear; did you mean 'layers.\*'"):
-        applied({"layres.*": "mxfp8"})
 
 
 def test_an_unknown_row_is_refused_with_the_nearest_name():
