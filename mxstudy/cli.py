@@ -17,6 +17,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -46,6 +47,7 @@ from mxstudy.help.answers import answer, commented
 from mxstudy.help.group_choices import groups, visible
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.process_pool import begin_in_processes
+from mxstudy.launch.undoing import undoing
 from mxstudy.reader import ConfigError, defaults, key_in, kinds_of, suggest
 from mxstudy.rehearsal import rehearse_data, stand_ins, without_foreign
 from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, as_text, check_shape, check_words, unquoted
@@ -256,6 +258,8 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
     choices_of = functools.cache(lambda group: visible(loader.get_group_options(group)))
 
     alone = functools.cache(functools.partial(stands_alone, loader))
+    composed = functools.cache(lambda lines: loader.load_sweep_config(master, list(lines)))
+    swept = {key for part in (master.hydra.sweeper.params, *master.hydra.sweeper.cases) for key in part}
 
     def sets_a_value(override: Override) -> bool:
         return override.changes and not isinstance(override.value, dict | list) and not is_group(override.key)
@@ -279,7 +283,8 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
             for override in values:
                 OmegaConf.update(config, override.key, override.value)
             check_baseline(config.get("baseline"), choices_of)
-            yield finish(config, choices, job, same)
+            undoes = undoing(overrides, values, config, swept, composed)
+            yield replace(finish(config, choices, job, same), undoes=undoes)
         except (HydraException, OmegaConfBaseException, ConfigError) as error:
             yield Composed(tuple(job), {}, ConfigError(explain(error)))
 

@@ -44,6 +44,19 @@ REFUSED = [
         "mxfp8",
     ),
     (
+        ["precision=mxfp4_rht_sr", "precision.rounding=even"],
+        "precision.rounding: even is set, and every operand fixes its own (mxfp4_rht_sr: stochastic in dgrad_dh, ",
+        "; leave it out, or take a variant of the recipe",
+    ),
+    (
+        ["precision=quartet", "precision.scale_rule=rceil"],
+        "precision.scale_rule: rceil is set, and every operand fixes its own (quartet: floor in forward_x, ",
+    ),
+    (
+        ["precision=fp8_blockwise", "precision.pad_blocks=true", "precision.block_size=32"],
+        "precision.block_size: 32 is set, and every operand fixes its own (fp8_blockwise: 128 in forward_x, ",
+    ),
+    (
         ["precision.schedule=[{plan: {layers.*: bf16}}, {from_step: 9000, plan: {layers.*: mxfp8}}]"],
         "precision.schedule: a row starts at step 9000, after the last of",
     ),
@@ -58,6 +71,7 @@ REFUSED = [
 PLANS = [
     ("{layres.*: mxfp8}", "pattern 'layres.*' matches no linear", "did you mean 'layers.*'?"),
     ("{layers.*: mxpf8}", "'mxpf8' is not a choice", "did you mean 'mxfp8'?"),
+    ("{layers.0.*: mxfp4, layers.*: mxfp8}", "pattern 'layers.0.*' has no effect", "'layers.*'; leave it out"),
     ("{layers.*: mxfp8, layers.7.*: bf16}", "'layers.7.*' matches no linear", "layers."),
 ]
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
-from mxstudy.reader import require
+from mxstudy.reader import ConfigError, require
 
 Outer = Literal["none", "tensor", "row", "bound"]
 
@@ -263,8 +263,17 @@ class Gemms:
         return any(cast.source == "forward" or cast.mask_clipped for _, cast in self.casts())
 
     def filled(self, settings: BlockCast) -> Gemms:
-        """Return the recipe with the open fields of every cast filled from the settings."""
-        return replace(self, **{name: cast.filled(settings) for name, cast in self.casts()})  # type: ignore[arg-type]
+        """Return the recipe with the open fields of every cast filled from the settings.
+
+        Raises ConfigError with the operand for a cast that its filled fields make impossible.
+        """
+        casts: dict[str, Any] = {}
+        for name, cast in self.casts():
+            try:
+                casts[name] = cast.filled(settings)
+            except ConfigError as error:
+                raise ConfigError(f"{name}.{error}") from None
+        return replace(self, **casts)
 
 
 FORWARD_OF = {"dgrad_w": "forward_w", "wgrad_x": "forward_x"}  # the operand that `source: forward` quantises again

@@ -89,6 +89,14 @@ class Precision:
         """Return the recipe of that name. Raises ConfigError with the nearest name if there is none."""
         return look_up_recipe(name, self.recipes)
 
+    def filled(self, name: str) -> Gemms:
+        """Return the recipe of that name with its open fields filled from the settings. Raises ConfigError."""
+        recipe = self.recipe(name)
+        try:
+            return recipe.filled(self.settings)
+        except ConfigError as error:
+            raise ConfigError(f"recipe {name}, {error}") from None
+
     def with_plan(self, plan: dict[str, str]) -> Precision:
         """Return the same precision with this plan from the first step on, and those recipes that it uses."""
         recipes = {name: gemms for name, gemms in self.recipes.items() if name in plan.values()}
@@ -110,8 +118,8 @@ class Precision:
         canonical: dict[str, Any] = {}
         for name in others:
             try:
-                gemms = self.recipe(name).filled(self.settings)
-            except ConfigError:  # an unknown name, which is an error when the plan is applied
+                gemms = self.filled(name)
+            except ConfigError:  # which is raised again when the plan is applied
                 continue
             canonical[name] = named_rows.get(gemms, gemms)
         return canonical

@@ -78,7 +78,7 @@ def check_casts(precision: config.Precision, rows: Sequence[config.PrecisionRow]
     Each further token would change the tokens in such a block, and so its scale.
     """
     for name in dict.fromkeys(name for row in rows for name in row.plan.values()):
-        cast = precision.recipe(name).filled(precision.settings).forward_x
+        cast = precision.filled(name).forward_x
         require(
             cast is None or not cast.two_dimensional,
             f"precision.schedule: {name} casts activations in square blocks, of several tokens, and a text grows by "

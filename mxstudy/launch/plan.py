@@ -161,7 +161,7 @@ def unused_overrides(composed: Sequence[Composed], valid: Sequence[Valid | Confi
     """Return each override that none of its jobs uses, with the reason.
 
     Arms may share a setting that only some of them use: `precision=bf16,mxfp8 precision.rounding=away` is a baseline
-    and an arm, and the plan of bf16 reports the unused setting.
+    and an arm, and the plan of bf16 reports the unused setting. What undoes a setting of the experiment is used.
     """
     messages: dict[str, list[str | None]] = defaultdict(list)
     for job, checked in zip(composed, valid, strict=True):
@@ -172,7 +172,7 @@ def unused_overrides(composed: Sequence[Composed], valid: Sequence[Valid | Confi
             continue
         unused = study_of(checked.config.study).unused_settings(checked.config)
         for line, key in own.items():
-            messages[line].append(unused.get(key))
+            messages[line].append(None if line in job.undoes else unused.get(key))
     return {line: reasons[0] for line, reasons in messages.items() if reasons[0] is not None and None not in reasons}
 
 

@@ -11,13 +11,15 @@ from torch import nn
 from mxstudy.config.casts import SETTINGS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.config.settings import written
 from mxstudy.model.backends import describe_backends
+from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.moe import SharedUp, mixtures_of
 from mxstudy.model.norm import MXNorm
 from mxstudy.model.norm_casts import has_own_blocks, norm_read
 from mxstudy.model.precision import AXES, norm_settings
-from mxstudy.model.vector_settings import describe_vector_settings
+from mxstudy.model.vector_settings import norms_of
 from mxstudy.numerics.formats import FORMATS, is_random
+from mxstudy.numerics.vector_ops import VectorCast, along_vector
 
 UNQUANTISED = "unquantised"
 OUTER = {"bound": "one scale by the norm's bound", "row": "one scale a {line}"}
@@ -123,7 +125,11 @@ def forward_of(gemms: Gemms) -> Gemms:
 def describe_settings(
     settings: BlockCast, recipes: Iterable[tuple[str, Gemms]], norm_reads: Collection[str]
 ) -> list[str]:
-    """Return notes on settings off their defaults: operands that keep their own value, settings unused in this arm."""
+    """Return notes on settings off their defaults: operands that keep their own value, settings unused in this arm.
+
+    Complete blocks are not padded (`without_idle_padding`), so an operand that leaves this open may be padded in some
+    linears and not in others, as `describe_cast` says.
+    """
     casts = {(row, operand): cast for row, gemms in recipes for operand, cast in gemms.casts()}
     lines, unused = [], []
     for field, setting in SETTINGS.items():
@@ -134,6 +140,9 @@ def describe_settings(
         having = {key: getattr(cast, field) for key, cast in casts.items() if cast.has(field)}
         if not having and setting not in norm_reads:
             unused.append(assigned)
+        if field == "pad":
+            lines += [f"{assigned}: the blocks of casts that are not called padded are complete"] if having else []
+            continue
         keeping: dict[str, list[str]] = defaultdict(list)
         for (row, operand), own in having.items():
             if own != value:
@@ -142,6 +151,30 @@ def describe_settings(
     if unused:
         lines.append(f"{', '.join(unused)}: no operand here takes {'it' if len(unused) == 1 else 'them'}")
     return lines
+
+
+def describe_vector_settings(model: nn.Module) -> list[str]:
+    """Return a line on the gains and a line on the operations, each only if its rounding is not the default."""
+    if not isinstance(model, Decoder):
+        return []
+    norms = norms_of(model)
+    lines = []
+    if any(norm.rounding is not None for norm, _ in norms.values()):
+        counts = Counter(describe_rounding(norm.rounding) for norm, _ in norms.values())
+        lines.append("gains and biases: " + ", ".join(f"{count} norms in {how}" for how, count in counts.items()))
+    if any(norm.is_op_by_op for norm, _ in norms.values()):
+        lines.append("vector operations: rounded to bf16 after each operation of a norm or an activation")
+    return lines
+
+
+def describe_rounding(rounding: VectorCast | None) -> str:
+    """Return the rounding in words, e.g. 'mx (NVFP4, one scale a tensor)'."""
+    if rounding is None:
+        return "the compute dtype"
+    if not isinstance(rounding.cast, Cast):
+        return rounding.precision + (" (ties away from zero)" if rounding.away and rounding.precision == "bf16" else "")
+    cast = along_vector(rounding.cast)
+    return f"mx ({', '.join([cast.format, *notes_on(cast)])})"
 
 
 def spans_micro_batch(gemms: Gemms) -> bool:
@@ -175,6 +208,12 @@ def describe_cast(cast: Cast | None, line: str = "row") -> str:
     """
     if cast is None:
         return UNQUANTISED
+    notes = notes_on(cast, line)
+    return f"{cast.format} ({', '.join(notes)})" if notes else cast.format
+
+
+def notes_on(cast: Cast, line: str = "row") -> list[str]:
+    """Return the cast's unusual fields in words; `line` as in `describe_cast`."""
     has_own_scales, outer = cast.scale == FORMATS[cast.format].scale, cast.outer_scale
     said = {
         "two_dimensional": f"{cast.block_size}x{cast.block_size}",
@@ -192,7 +231,7 @@ def describe_cast(cast: Cast | None, line: str = "row") -> str:
         "statistic": f"range by {cast.statistic}",
     }
     notes = [said.get(name, f"{name} {getattr(cast, name)}") for name in unusual(cast)]
-    return f"{cast.format} ({', '.join(filter(None, notes))})" if any(notes) else cast.format
+    return list(filter(None, notes))
 
 
 def unusual(cast: Cast) -> list[str]:

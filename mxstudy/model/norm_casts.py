@@ -11,6 +11,7 @@ absmax does not contain it.
 from __future__ import annotations
 
 from mxstudy.config.casts import BlockCast, Cast
+from mxstudy.config.settings import reads_of_gain
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.moe import SharedUp
 from mxstudy.model.norm import MXNorm, Norm, PostRoundMXNorm
@@ -46,10 +47,15 @@ def norm_read(linear: NormLinear | SharedUp) -> Norm:
 
 
 def settings_read(linear: MXLinear) -> tuple[str, ...]:
-    """Return the settings of `precision` that the linear's norm uses; MXNorm uses none if it has the cast's blocks."""
+    """Return the settings of `precision` that the linear's norm and its gain use.
+
+    MXNorm itself uses none if it has the cast's blocks.
+    """
     if not isinstance(linear, NormLinear):
         return ()
-    return () if isinstance(linear.norm, MXNorm) and has_blocks(linear.gemms.forward_x) else linear.norm.reads
+    norm, rounding = linear.norm, linear.norm.rounding
+    own = () if isinstance(norm, MXNorm) and has_blocks(linear.gemms.forward_x) else norm.reads
+    return (*own, *reads_of_gain(rounding.precision if rounding else linear.gain))
 
 
 def has_blocks(cast: Cast | None) -> bool:

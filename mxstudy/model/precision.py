@@ -1,16 +1,13 @@
-"""The precision plan: assign a recipe to every linear by patterns of module names, and check it."""
+"""The precision plan: give every linear the recipe that its plan names, and check it."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from fnmatch import fnmatchcase
-from fractions import Fraction
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -18,8 +15,7 @@ from torch import nn
 from mxstudy import config
 from mxstudy.blocks.plans import ANY
 from mxstudy.config.casts import OPERANDS, SETTINGS, TRANSFORMS, Cast, Gemms, Hadamard
-from mxstudy.config.precision_plan import BLOCKS
-from mxstudy.config.settings import unused_settings, written
+from mxstudy.config.settings import unused_settings
 from mxstudy.model.backends import apply_backends, plan_backends
 from mxstudy.model.decoder import Block
 from mxstudy.model.dropout import without_dropout
@@ -27,14 +23,13 @@ from mxstudy.model.fusable import Target, linears_in
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.moe import ALIGN, MixtureOfExperts, SharedUp, mixtures_of
 from mxstudy.model.norm_casts import settings_read, take_cast
+from mxstudy.model.patterns import check_skipped, end_blocks, match_plan, plan_of
 from mxstudy.model.random_streams import give_streams
 from mxstudy.model.vector_settings import apply_vector_settings
 from mxstudy.numerics.cast import check_format
 from mxstudy.numerics.formats import FORMATS, ROUNDINGS, is_random, look_up
-from mxstudy.reader import ConfigError, require, suggest
+from mxstudy.reader import ConfigError, require
 
-HEAD = "output"  # the module's name in the decoder
-TAIL = Fraction(15, 100)  # of the linears stay in bf16: Transformer Engine's advice for NVFP4 (arXiv 2509.25149)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -57,13 +52,12 @@ def apply_precision(
     whole sequences; if given, `without_idle_padding` applies. Raises ConfigError for a pattern that matches nothing, an
     unknown recipe, a size that blocks do not divide, a setting that no operand takes, or a backend that cannot run.
     """
-    plan = [row for row in precision.schedule if row.from_step <= step][-1].plan
-    if precision.head:
-        plan = plan | {HEAD: plan[BLOCKS]}
+    plan = plan_of(precision, [row for row in precision.schedule if row.from_step <= step][-1])
     linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
     rows = match_plan(plan, list(linears), default=compute)
-    rows |= dict.fromkeys(end_blocks(list(linears), precision.skip_blocks), compute)
-    filled = cache(lambda row: precision.recipe(row).filled(precision.settings))
+    skipped = end_blocks(list(linears), precision.skip_blocks)
+    rows |= dict.fromkeys(skipped, compute)
+    filled = cache(precision.filled)
     for name, linear in linears.items():
         linear.cast = precision.settings
         try:
@@ -73,8 +67,9 @@ def apply_precision(
         gemms = for_evaluation(gemms) if evaluates else gemms
         linear.gemms = without_idle_padding(gemms, linear, sequence_length) if sequence_length else gemms
         check_precision(name, linear, Origin(precision, rows[name]), compute)
-    check_settings(precision, norm_settings(model))
     apply_vector_settings(model, precision, compute)
+    check_settings(precision, norm_settings(model))
+    check_skipped(precision, list(linears), skipped)
     for mixture in mixtures_of(model).values():
         mixture.align = alignment(mixture)
     give_streams(model, linears, seeds)
@@ -153,47 +148,6 @@ def check_starts(precision: config.Precision, steps: int) -> None:
                 f"precision.schedule: a row starts at step {row.from_step}, after the last of {steps}; "
                 f"give at most {steps - 1}"
             )
-
-
-def match_plan(plan: Mapping[str, str], names: list[str], default: str) -> dict[str, str]:
-    """Return {linear's name: recipe}; the last pattern that matches wins, and `default` applies where none does."""
-    rows = dict.fromkeys(names, default)
-    for pattern, row in plan.items():
-        matched = [name for name in names if fnmatchcase(name, pattern)]
-        if not matched:
-            patterns = dict.fromkeys(f"{name.partition('.')[0]}.*" for name in names if "." in name)
-            near = suggest(pattern, [*patterns, *names])
-            raise ConfigError(f"precision.schedule: pattern {pattern!r} matches no linear; {near}")
-        rows |= dict.fromkeys(matched, row)
-    return rows
-
-
-def end_blocks(names: list[str], skip_blocks: int | tuple[int, int] | Literal["tail"]) -> list[str]:
-    """Return the linears of the blocks at both ends that `skip_blocks` names.
-
-    Raises ConfigError if no block is left between them.
-    """
-    if not skip_blocks:
-        return []
-    blocks = {name: int(name.split(".")[1]) for name in names if name.startswith("layers.")}
-    if skip_blocks == "tail":
-        first, last = 0, tail_of(Counter(blocks.values()))
-    else:
-        first, last = skip_blocks if isinstance(skip_blocks, tuple) else (skip_blocks, skip_blocks)
-    between = range(first, max(blocks.values()) + 1 - last)
-    if not between:
-        asked = f"{skip_blocks} at both ends" if isinstance(skip_blocks, int) else written(skip_blocks)
-        raise ConfigError(f"precision.skip_blocks: {asked} leave none of {len(set(blocks.values()))} blocks")
-    return [name for name, block in blocks.items() if block not in between]
-
-
-def tail_of(linears: Mapping[int, int]) -> int:
-    """Return the number of last blocks, at least one, nearest to TAIL of all linears; between two, the smaller number.
-
-    `linears`: the number of linears in each block.
-    """
-    counts = [linears[block] for block in sorted(linears, reverse=True)]
-    return 1 + min(range(len(counts)), key=lambda n: abs(sum(counts[: n + 1]) - TAIL * sum(counts)))
 
 
 class Origin(NamedTuple):

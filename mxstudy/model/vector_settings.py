@@ -6,7 +6,6 @@ cast like the forward's X of the linear that reads the norm; the plan may change
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -14,7 +13,6 @@ from typing import NamedTuple
 from torch import nn
 
 from mxstudy import config
-from mxstudy.config.casts import Cast
 from mxstudy.config.settings import casts_of
 from mxstudy.model.activation_functions import OP_BY_OP
 from mxstudy.model.decoder import Attention, Decoder
@@ -154,26 +152,3 @@ def exact_vectors(model: Decoder) -> Iterator[None]:
             norm.rounding, norm.output = rounding, output
         for mlp, activation in mlps:
             mlp.activation = activation
-
-
-def describe_vector_settings(model: nn.Module) -> list[str]:
-    """Return a line on the gains and a line on the operations, each only if its rounding is not the default."""
-    if not isinstance(model, Decoder):
-        return []
-    norms = norms_of(model)
-    lines = []
-    if any(norm.rounding is not None for norm, _ in norms.values()):
-        counts = Counter(described(norm.rounding) for norm, _ in norms.values())
-        lines.append("gains and biases: " + ", ".join(f"{count} norms in {how}" for how, count in counts.items()))
-    if any(norm.is_op_by_op for norm, _ in norms.values()):
-        lines.append("vector operations: rounded to bf16 after each operation of a norm or an activation")
-    return lines
-
-
-def described(rounding: VectorCast | None) -> str:
-    """Return the rounding in words, e.g. 'mx (E4M3, blocks of 32)'."""
-    if rounding is None:
-        return "the compute dtype"
-    if not isinstance(rounding.cast, Cast):
-        return rounding.precision + (" (ties away from zero)" if rounding.away and rounding.precision == "bf16" else "")
-    return f"mx ({rounding.cast.format}, blocks of {rounding.cast.block_size})"

@@ -41,7 +41,7 @@ class StudentTeacherStudy(Study[StudentTeacher]):
         return backends_on(config)
 
     def unused_settings(self, config: StudentTeacher) -> dict[str, str]:
-        return unused_messages(config.precision, config.norm)
+        return unused_messages(config.precision, config.norm, config.student.gain)
 
     def watched(self, config: StudentTeacher) -> dict[str, Watched]:
         return probes_of(config.probe)

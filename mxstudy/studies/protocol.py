@@ -20,7 +20,7 @@ from mxstudy.config.evaluation import EvaluationDuringTraining
 from mxstudy.config.model import AnyNorm
 from mxstudy.config.observation import Probes, Scheduled
 from mxstudy.config.precision_plan import Precision
-from mxstudy.config.settings import unused_settings
+from mxstudy.config.settings import reads_of_gain, unused_settings
 from mxstudy.config.student import StudentProbes
 from mxstudy.config.texts import TextsDuringTraining
 from mxstudy.reader import changed, require
@@ -90,7 +90,10 @@ class Study(ABC, Generic[C]):
         return None
 
     def unused_settings(self, config: C) -> dict[str, str]:
-        """Return {config key: message that says why} for each precision setting that has no effect in this run."""
+        """Return {config key: message that says why} for each precision setting that has no effect in this run.
+
+        Also for one that has its default, which a command may name all the same.
+        """
         return {}
 
     def watched(self, config: C) -> dict[str, Watched]:
@@ -166,9 +169,12 @@ class Study(ABC, Generic[C]):
         return None
 
 
-def unused_messages(precision: Precision, norm: AnyNorm | None) -> dict[str, str]:
-    """Return {config key: message} for each setting of this precision without effect in a model with this norm."""
-    unused = unused_settings(precision, () if norm is None else norm.reads)
+def unused_messages(precision: Precision, norm: AnyNorm | None, gain: str | None) -> dict[str, str]:
+    """Return {config key: message} for each setting of this precision without effect in a model with this norm.
+
+    `gain`: how the norm's gains are rounded.
+    """
+    unused = unused_settings(precision, (*(() if norm is None else norm.reads), *reads_of_gain(gain)))
     return {f"precision.{one.setting}": one.message for one in unused}
 
 

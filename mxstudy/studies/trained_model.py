@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from mxstudy.config import TrainedModelRun, fingerprint
-from mxstudy.config.settings import unused_settings
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.pool import Pool, devices_of
@@ -45,10 +44,13 @@ class TrainedModelStudy(Study[C]):
         return built_backends(by_model(config))
 
     def unused_settings(self, config: C) -> dict[str, str]:
-        if config.precision is None or not any(unused_settings(config.precision)):
+        if config.precision is None:
             return {}
         norm = config.norm or checkpoints.describe(checkpoints.find(config.checkpoint, Path(config.runs_dir))).norm
-        return unused_messages(config.precision, norm)
+        return unused_messages(config.precision, norm, config.precision.gain)
+
+    def precision_plan(self, config: C) -> list[str]:
+        return plan_of(config, described(config)[1])[0].splitlines()
 
     def tell_others(self, config: C, folder: RunFolder) -> str | None:
         return tell_training_run(config, folder)

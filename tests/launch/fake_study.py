@@ -43,7 +43,7 @@ class FakeStudy(Study[Pretrain]):
         return changed(config, train=on_planned_device(config.train))
 
     def unused_settings(self, config: Any) -> dict[str, str]:
-        return unused_messages(config.precision, config.norm)
+        return unused_messages(config.precision, config.norm, config.precision.gain)
 
     def identity_key(self, config: Any) -> Any:
         return config.data

@@ -192,6 +192,16 @@ def test_a_setting_that_nothing_takes_is_refused(tmp_path: Path, study: FakeStud
     assert job.state == "new"
 
 
+@pytest.mark.parametrize("setting", ["precision.rounding=even", "precision.block_size=32", "precision.skip_blocks=0"])
+def test_a_default_that_nothing_takes_is_refused(tmp_path: Path, study: FakeStudy, setting: str) -> None:
+    key, _, value = setting.partition("=")
+    with pytest.raises(
+        ConfigError, match=rf"^{key}: {value} is set, and nothing is quantised; leave it out, or choose"
+    ):
+        plan([arm(tmp_path, "bf16", setting)])
+    assert len(plan([arm(tmp_path, row, setting) for row in ("bf16", "mxfp8")])) == 2
+
+
 def test_arms_may_share_a_setting_that_one_of_them_takes(tmp_path: Path, study: FakeStudy) -> None:
     away, floor = "precision.rounding=away", "precision.scale_rule=floor"
     assert len(plan([arm(tmp_path, row, away) for row in ("bf16", "mxfp8")])) == 2
@@ -204,7 +214,7 @@ def test_a_setting_of_the_experiment_s_or_one_that_its_norm_takes_is_no_choice_i
 ) -> None:
     of_experiment = dataclasses.replace(arm(tmp_path, "bf16", "precision.rounding=away"), overrides=("precision=bf16",))
     of_norm = arm(tmp_path, "bf16", "precision.block_size=16", norm="mxnorm")
-    undone = arm(tmp_path, "bf16", "precision.rounding=even")
+    undone = dataclasses.replace(arm(tmp_path, "bf16", even := "precision.rounding=even"), undoes=frozenset({even}))
     assert len(plan([of_experiment, of_norm, undone])) == 3
 
 

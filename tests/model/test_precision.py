@@ -4,26 +4,15 @@ from dataclasses import replace
 import pytest
 import torch
 from each import each
+from precision_applied import MODEL, applied
 
 from mxstudy import config
 from mxstudy.config import PRECISIONS, BlockCast, Cast, Gemms, hashed
 from mxstudy.config.casts import Hadamard
-from mxstudy.model import Decoder
 from mxstudy.model.backends import backends_of, plan_backends
 from mxstudy.model.describe_precision import describe, describe_cast
 from mxstudy.model.fusable import Backend, Target, linears_in
-from mxstudy.model.precision import apply_precision, match_plan
 from mxstudy.reader import ConfigError
-
-MODEL = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=50)
-RMSNORM = config.RMSNorm()
-
-
-def applied(plan, model=MODEL, step=0, compute="bf16", norm=RMSNORM, device="cpu", **settings):
-    decoder = Decoder(model, norm, BlockCast(), torch.bfloat16)
-    rows = plan if isinstance(plan, tuple) else (config.PrecisionRow(plan=plan),)
-    precision = config.Precision(schedule=rows, **settings)
-    return decoder, apply_precision(decoder, precision, step, compute, torch.device(device))
 
 
 def test_a_plan_reaches_the_linears_that_its_patterns_name_and_no_others():
@@ -37,11 +26,6 @@ def test_a_plan_reaches_the_linears_that_its_patterns_name_and_no_others():
     assert decoder.output.gemms == Gemms()
 
 
-def test_the_last_pattern_that_matches_wins():
-    names = ["layers.0.wo", "layers.1.wo"]
-    assert match_plan({"layers.0.*": "mxfp8", "layers.*": "bf16"}, names, "bf16") == dict.fromkeys(names, "bf16")
-
-
 def test_the_row_of_the_schedule_is_that_of_the_step():
     schedule = (
         config.PrecisionRow(plan={"layers.*": "mxfp8"}),
@@ -49,18 +33,6 @@ def test_the_row_of_the_schedule_is_that_of_the_step():
     )
     assert applied(schedule, step=9)[1]["layers.0.attention.wo"] == "mxfp8"
     assert applied(schedule, step=10)[1]["layers.0.attention.wo"] == "bf16"
-
-
-def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_name():
-    with pytest.raises(
-        ConfigError, match=r"'layers.0.atention.wo' matches no linear; did you mean 'layers.0.attention"
-    ):
-        applied({"layers.0.atention.wo": "mxfp8"})
-
-
-def test_a_misspelt_pattern_is_refused_with_the_nearest_pattern():
-    with pytest.raises(ConfigError, match=r"'layres.\*' matches no linear; did you mean 'layers.\*'"):
-        applied({"layres.*": "mxfp8"})
 
 
 def test_an_unknown_row_is_refused_with_the_nearest_name():
@@ -198,46 +170,6 @@ def test_blocks_that_only_a_part_of_the_plan_has_may_be_set():
         {(cast.block_size, cast.pad) for _, cast in linear.gemms.casts()} for linear in linears_in(decoder.layers[0])
     ]
     assert found == [{(64, True)}, {(None, None)}, {(64, True)}, {(64, True)}]
-
-
-DH_FIXED = Gemms(forward_x=Cast(format="E4M3"), dgrad_dh=Cast(format="E4M3", rounding="stochastic"))
-ALL_FIXED = Gemms(
-    forward_x=Cast(format="E4M3", rounding="even"),
-    forward_w=Cast(format="E4M3", rounding="even"),
-    dgrad_dh=Cast(format="E4M3", rounding="stochastic"),
-)
-
-
-def test_a_setting_fills_what_a_recipe_leaves_open_and_the_plan_says_what_keeps_its_own():
-    decoder, rows = applied({"layers.*": "own"}, recipes={"own": DH_FIXED}, rounding="away")
-    assert {name: cast.rounding for name, cast in decoder.layers[0].attention.wo.gemms.casts()} == {
-        "forward_x": "away",
-        "dgrad_dh": "stochastic",
-    }
-    line = "own: precision.rounding=away fills what is left open; dgrad_dh keeps stochastic"
-    assert line in describe(decoder, rows).splitlines()
-    decoder, rows = applied({"layers.*": "own"}, recipes={"own": DH_FIXED})
-    assert "fills" not in describe(decoder, rows)
-
-
-def test_a_setting_that_every_operand_fixes_is_refused_with_their_names():
-    own = {"own": ALL_FIXED}
-    says = (
-        r"precision\.rounding: away is set, and every operand fixes its own \(own: even in forward_x, forward_w, stoch"
-    )
-    with pytest.raises(ConfigError, match=rf"^{says}astic in dgrad_dh\); write precision\.rounding=even, or a variant"):
-        applied({"layers.*": "own"}, recipes=own, rounding="away")
-    applied({"layers.*": "own", "*.wo": "mxfp8"}, recipes=own, rounding="away")  # other rows of the plan use it
-    one = {"own": Gemms(forward_x=Cast(format="E4M3", rounding="away"))}
-    applied({"layers.*": "own"}, recipes=one, rounding="away")  # the row fixes it
-
-
-def test_a_baseline_says_which_settings_of_other_arms_it_does_not_take():
-    described = describe(*applied({"layers.*": "bf16"}, scale_rule="floor", rounding="away", block_size=16))
-    settings = "precision.block_size=16, precision.scale_rule=floor, precision.rounding=away"
-    assert f"{settings}: no operand here takes them" in described.splitlines()
-    described = describe(*applied({"layers.*": "bf16"}, norm=config.MXNorm(p=2.0), block_size=16))
-    assert "no operand here" not in described  # the norm takes its maxima of such blocks
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,16 @@ def test_the_plan_says_what_is_rounded_and_which_blocks_run_module_by_module() -
     asked = precision(gain="mx", vector_ops="bf16", skip_blocks=(0, 1))
     model = decoder(asked)
     said = describe(model, apply_precision(model, asked, 0, "bf16", CPU)).splitlines()
-    assert "gains and biases: 4 norms in mx (E4M3, blocks of 32), 5 norms in the compute dtype" in said
+    assert "gains and biases: 4 norms in mx (E4M3), 5 norms in the compute dtype" in said
     assert "vector operations: rounded to bf16 after each operation of a norm or an activation" in said
     assert said[-1] == "2 blocks: reference (the norm's output is op_by_op, which is stored as a tensor)"
+
+
+def test_the_plan_says_the_outer_scale_of_gains_too() -> None:
+    asked = precision("nvfp4_forward_only", gain="mx", block_size=16)
+    model = decoder(asked, replace(MODEL, qk_norm=False), config.RMSNorm())
+    said = describe(model, apply_precision(model, asked, 0, "bf16", CPU))
+    assert "gains and biases: 4 norms in mx (NVFP4, one scale a tensor), 1 norms in the compute dtype" in said
 
 
 FOLDED = config.RMSNorm(fold_gain=True)

@@ -46,6 +46,18 @@ def test_a_checkpoint_continues_a_prompt_and_shows_it_again(
     assert (run.status().state, run.status().step) == ("finished", 2)
 
 
+@pytest.mark.integration
+def test_a_dry_run_says_in_which_precision_the_checkpoint_is_evaluated(
+    trained: RunFolder, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*ASK, f"checkpoint={trained.path}", "dry_run=true")
+    assert call(*words) == (0, "")
+    assert "12 linears in mxfp8: forward E4M3 x E4M3\n1 linear in bf16: no operand is cast" in capsys.readouterr().out
+    assert call(*words, "norm=rmsnorm", "precision=mxfp4") == (0, "")
+    assert "12 linears in mxfp4: forward E2M1 x E2M1\n" in capsys.readouterr().out
+    assert list(here.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_checkpoints_are_shown_side_by_side_in_any_precision(
     trained: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -119,22 +119,5 @@ def test_operands_cannot_be_told_apart_where_none_is_quantised(words: tuple[str,
     assert newly_on(before, arm) == ["probe.gradient_bias.by_operand"]
 
 
-@each(
-    "asked",
-    [
-        "precision.schedule=[{from_step: 0, plan: {layers.*: mxfp8, layers.*.*: bf16}}]",
-        "precision.schedule=[{from_step: 0, plan: {layers.0.*: mxfp8}}]",
-    ],
-)
-def test_nor_where_what_would_quantise_applies_to_no_linear(asked: str, words: tuple[str, ...]) -> None:
-    """Later patterns name every linear that an earlier one quantises, or `skip_blocks` leaves its block in bf16."""
-    on = "probe.gradient_bias.every_steps=1", "probe.gradient_bias.by_operand=true"
-    left = compose_job(*words, "model.num_layers=3", asked, "precision.skip_blocks=[1,0]", *on)
-    with pytest.raises(ConfigError, match=r"^probe.gradient_bias.by_operand: true is set, and no linear is quantised"):
-        plan([left])
-    one = asked.replace("layers.*.*: bf16", "layers.*.w2: bf16").replace("layers.0", "layers.1")
-    assert plan([compose_job(*words, "model.num_layers=3", one, "precision.skip_blocks=[1,0]", *on)])
-
-
 def test_a_prepared_corpus_that_is_long_enough_is_not(words: tuple[str, ...]) -> None:
     assert len(plan([compose_job(*words, "validation.sequences=43")])) == 1

@@ -88,7 +88,7 @@ def recipes_of(config: Approximation) -> Iterator[tuple[str, str, Gemms]]:
     """Yield a precision's key, a recipe's name in its first plan, and the recipe with its open fields filled."""
     for key, precision in config.precisions.items():
         for name in dict.fromkeys(precision.schedule[0].plan.values()):
-            yield key, name, precision.recipe(name).filled(precision.settings)
+            yield key, name, precision.filled(name)
 
 
 def check_recipes(config: Approximation) -> None:
@@ -97,7 +97,7 @@ def check_recipes(config: Approximation) -> None:
         try:
             for name in precision.schedule[0].plan.values():
                 linear = MXLinear(SIZE, SIZE, init_std=1.0)
-                linear.gemms = precision.recipe(name).filled(precision.settings)
+                linear.gemms = precision.filled(name)
                 require(any(linear.gemms.casts()), f"schedule: {name} quantises nothing; leave it out")
                 check_precision("the measured linear", linear, Origin(precision, name), compute="fp32")
                 check_tokens(linear, f"recipes.{name}: the measurement's {SIZE} tokens", SIZE)

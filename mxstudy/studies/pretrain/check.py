@@ -34,7 +34,7 @@ from mxstudy.model.moe import mixtures_of, scaled_by_columns
 from mxstudy.model.precision import apply_precision, check_starts, check_tokens
 from mxstudy.model.vector_settings import norms_of
 from mxstudy.probes.gain_casts import check_gain_cast
-from mxstudy.probes.shadow import check_sequence, linears_of
+from mxstudy.probes.shadow import check_sequence
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies.folders import check_folder
 from mxstudy.studies.pretrain.built import build_model, parameters_of, sampling_of, size_text
@@ -119,20 +119,11 @@ def by_model(config: Pretrain) -> Keyed[Pretrain]:
     return Keyed(repr((config.model, config.norm, config.precision, train, others)), config)
 
 
-def is_quantised(config: Pretrain) -> bool:
-    """Return whether a linear quantises an operand in any row of the schedule. Raises ConfigError as `check_model`."""
-    return check_model(by_model(config), resolve_device(config.train.device), 1).is_quantised
-
-
 class AppliedSchedule(NamedTuple):
-    """The blocks' backends over a precision schedule, and the lines that describe those with a reason.
-
-    `is_quantised`: whether a linear quantises an operand in any row.
-    """
+    """The blocks' backends over a precision schedule, and the lines that describe those with a reason."""
 
     backends: str | None
     notes: list[str]
-    is_quantised: bool
 
 
 def applied(config: Pretrain, device: torch.device) -> Iterator[tuple[PrecisionRow, Decoder, dict[str, str]]]:
@@ -176,7 +167,6 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> App
     backends: list[tuple[int, str | None]] = []
     notes: list[str] = []
     widths: list[dict[str, Width]] = []
-    quantises = False
     share = len(rows_of_rank(config.train, 0, ranks))
     tokens = (config.train.micro_batch_size or share) * config.train.sequence_length
     for row, model, _ in applied(config, device):
@@ -188,7 +178,6 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> App
                 f"precision.schedule from step {row.from_step} on has another; give all rows formats of as many bits "
                 f"in equal blocks, or {ELSE}",
             )
-        quantises = quantises or any(any(linear.gemms.casts()) for linear in linears_of(model).values())
         backends.append((row.from_step, all_backends(backends_of(model).values())))
         notes += [line for line in describe_backends(model) if line.endswith(")")]
         experts = (scaled_by_columns(mixture.up, mixture.w2) for mixture in mixtures_of(model).values())
@@ -208,7 +197,7 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> App
             check_tokens(model, said, remaining, forward=True)
         if config.probe.saturation.every_steps or config.probe.gradient_bias.every_steps:
             check_sequence(model, config.train.sequence_length)
-    return AppliedSchedule(backends_by_step(backends), list(dict.fromkeys(notes)), quantises)
+    return AppliedSchedule(backends_by_step(backends), list(dict.fromkeys(notes)))
 
 
 @functools.cache  # a sweep has many jobs of one tokenizer

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import ClassVar
 
 from mxstudy.config import OutlierFeatures, Pretrain, Texts
+from mxstudy.config.settings import casts_of
 from mxstudy.data import blends
 from mxstudy.reader import changed, require
 from mxstudy.studies.pretrain.check import (
@@ -13,7 +14,6 @@ from mxstudy.studies.pretrain.check import (
     backends_over,
     check,
     flops_per_token,
-    is_quantised,
     plan,
     recomputation,
     size,
@@ -52,8 +52,8 @@ GPU hours: at the MFU of a 203M mixture of experts on one {GPU}, in grouped GEMM
 {", ".join(f"{mfu:.0%} in {name}" for name, mfu in MIXTURE_OF.items())}."""
 UNQUANTISED = {"bf16", "fp32"}  # rows of PRECISIONS
 NO_OPERAND = {
-    "probe.gradient_bias.by_operand": "probe.gradient_bias.by_operand: true is set, and no linear is quantised, as the "
-    "plan is applied; write probe.gradient_bias.by_operand=false, or quantise some, as precision=mxfp8 does"
+    "probe.gradient_bias.by_operand": "probe.gradient_bias.by_operand: true is set, and no linear is quantised; write "
+    "probe.gradient_bias.by_operand=false, or quantise some, as precision=mxfp8 does"
 }
 
 
@@ -77,8 +77,9 @@ class PretrainStudy(Study[Pretrain]):
         return backends_over(config, 1)
 
     def unused_settings(self, config: Pretrain) -> dict[str, str]:
-        is_unused = config.probe.gradient_bias.by_operand and not is_quantised(config)
-        return unused_messages(config.precision, config.norm) | (NO_OPERAND if is_unused else {})
+        is_unused = config.probe.gradient_bias.by_operand and not casts_of(config.precision)
+        unused = unused_messages(config.precision, config.norm, config.precision.gain)
+        return unused | (NO_OPERAND if is_unused else {})
 
     def watched(self, config: Pretrain) -> dict[str, Watched]:
         return probes_of(config.probe) | {"evaluation": config.evaluation, "sample": config.sample}
