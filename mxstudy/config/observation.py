@@ -50,9 +50,10 @@ class Saturation(Scheduled):
 
 @schema
 class LastBin(Scheduled):
-    """Fractions of the norms' gains and biases in the last bin, and mean and spread of gains; for students also others.
+    """Fractions of the norms' gains and biases in the last bin; for students also of others, and the gains' spread.
 
-    The others are weights, the inputs of the linears' casts, and the residual stream.
+    The others are weights, the inputs of the linears' casts, and the residual stream. A decoder's gains have their mean
+    and spread in `weights`.
     """
 
 

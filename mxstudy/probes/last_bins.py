@@ -1,4 +1,4 @@
-"""The fractions of tensors in the last bin of a format, and a language model's gains (instability paper, figure 3).
+"""The fractions of tensors in the last bin of a format, as of a language model's gains (instability paper, figure 3).
 
 For activations see `mxstudy.probes.saturation`, which counts those of every operand.
 """
@@ -62,7 +62,7 @@ def fractions(tensors: Iterable[tuple[str, ProbedTensor]]) -> tuple[dict[str, Te
 
 
 class LastBin:
-    """`fractions` of every norm's gain and bias, by parameter, after the step, and the `spread` of the gains.
+    """`fractions` of every norm's gain and bias, by parameter, after the step.
 
     They are cast like the X of the linear that reads the norm (for queries and keys, the one that makes them), else
     like its W, else in E4M3, even if `precision.gain` does not ask for it. Where `precision.gain=mx` rounds them by a
@@ -81,11 +81,7 @@ class LastBin:
     @torch.no_grad()
     def measure(self, view: StepView) -> Values:
         assert isinstance(view.model, Decoder)
-        vectors = dict(vectors_of(view.model))
-        measured, gaussian = fractions(vectors.items())
-        for name, probed in vectors.items():
-            if name.endswith(".weight"):
-                measured |= {f"{name}/{statistic}": value for statistic, value in spread(probed.values).items()}
+        measured, gaussian = fractions(vectors_of(view.model))
         if not measured:
             return {}
         return dict(zip(measured, torch.cat(list(measured.values())).tolist(), strict=True)) | gaussian
@@ -125,9 +121,3 @@ def share(holds: Tensor) -> Tensor:
     It counts elements, because a mean would first convert all of them to float64.
     """
     return holds.flatten(1).sum(1).double() / holds[0].numel()
-
-
-def spread(gain: Tensor) -> dict[str, Tensor]:
-    """Return mean, std (ddof 0), min and max of a gain for each replica: float64 [S] each."""
-    gain = gain.flatten(1).double()
-    return {"mean": gain.mean(1), "std": gain.std(1, correction=0), "min": gain.amin(1), "max": gain.amax(1)}
