@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mxstudy import config
 from mxstudy.blocks.plans import settings_of
 from mxstudy.config.casts import BlockCast, Cast
 from mxstudy.distributed import whole
@@ -23,7 +22,7 @@ from mxstudy.numerics.cast import block_cast, join_blocks, pre_rounded, split_bl
 from mxstudy.numerics.formats import CODE_BUMP, ROUNDINGS
 from mxstudy.numerics.gaussian_bins import gaussian_last_bin
 from mxstudy.numerics.quality import is_max, overflows
-from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.base import ScheduledProbe, StepView, Values
 
 PAPERS_RULE = "floor"  # the scale rule by which the instability paper counts; with rceil and ceil nothing overflows
 
@@ -61,7 +60,7 @@ def fractions(tensors: Iterable[tuple[str, ProbedTensor]]) -> tuple[dict[str, Te
     return measured, gaussian
 
 
-class LastBin:
+class LastBin(ScheduledProbe):
     """`fractions` of every norm's gain and bias, by parameter, after the step.
 
     They are cast like the X of the linear that reads the norm (for queries and keys, the one that makes them), else
@@ -71,12 +70,6 @@ class LastBin:
     """
 
     name = "last_bin"
-
-    def __init__(self, settings: config.LastBin) -> None:
-        self.every_steps = settings.every_steps
-
-    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        """Do nothing: this probe does not need activations."""
 
     @torch.no_grad()
     def measure(self, view: StepView) -> Values:

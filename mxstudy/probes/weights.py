@@ -5,22 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mxstudy import config
 from mxstudy.distributed import max_over_ranks, own_part, whole
 from mxstudy.model.norm import Norm
-from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.base import ScheduledProbe, StepView, Values
 
 
-class Weights:
+class Weights(ScheduledProbe):
     """'<parameter>/<quantity>' after the step: rms, absmax, and for a norm's gain also mean, std (ddof 0), min, max."""
 
     name = "weights"
-
-    def __init__(self, settings: config.Weights) -> None:
-        self.every_steps = settings.every_steps
-
-    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        """Do nothing: this probe does not need activations."""
 
     @torch.no_grad()
     def measure(self, view: StepView) -> Values:

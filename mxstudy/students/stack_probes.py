@@ -18,6 +18,7 @@ from mxstudy.students.probes.last_bin import last_bin
 from mxstudy.students.probes.shadow import gradients, in_fp32, trainable
 from mxstudy.students.probes.sharpness import Vector, hessian, largest_eigenvalue, preconditioned, stability
 from mxstudy.students.stack import LOSSES, Stack
+from mxstudy.train.loop import is_due
 
 
 class StackProbes:
@@ -53,11 +54,7 @@ class StackProbes:
 
         Call it before `train_step`: probes use the weights before that step, and its batch.
         """
-        due = {
-            name
-            for name in ("last_bin", "gradient_bias", "sharpness")
-            if (every := getattr(self.probes, name).every_steps) and step % every == 0
-        }
+        due = {name for name, probe in vars(self.probes).items() if is_due(step, probe.every_steps)}
         if not due:
             return []
         move_to(self.stack.model, self.stack.starts + self.stack.step, 0)  # to the random bits of the coming step

@@ -118,8 +118,7 @@ def train(probes: StackProbes, start: int, recorder: StackRecorder, leave: Leave
 
 def next_stop(config: StudentTeacher, step: int) -> int:
     """Return the first step after `step` before which something is due, or the stack's record is full."""
-    probes = (config.probe.last_bin, config.probe.gradient_bias, config.probe.sharpness)
-    every = {ROWS, config.checkpoint.every_steps, *(probe.every_steps for probe in probes)} - {0}
+    every = {ROWS, config.checkpoint.every_steps, *(probe.every_steps for probe in vars(config.probe).values())} - {0}
     fixed = [config.train.steps, *(row.from_step for row in config.precision.schedule)]
     return min([n * (step // n + 1) for n in every] + [s for s in fixed if s > step])
 

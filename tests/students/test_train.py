@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import signal
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from commands import Fault, killed_at, run, run_here, the_run
-from each import slow_but
+from each import each, slow_but
 from student_runs import CHANGE, columns, configured, make, newest, same_bits, trained
 
+from mxstudy.config.student import StudentProbes
 from mxstudy.students import train as student_teacher
 from mxstudy.students.stack import Stack
 from mxstudy.students.stack_probes import StackProbes
@@ -103,6 +105,11 @@ def test_stops_are_where_something_is_due() -> None:
         step = next_stop(config, step)
         stops.append(step)
     assert stops == sorted(due)
+
+
+@each("name", [field.name for field in fields(StudentProbes)])
+def test_there_is_a_stop_for_every_probe(name: str) -> None:
+    assert next_stop(configured(checkpoint__every_steps=0, probe={name: {"every_steps": 7}}), 0) == 7
 
 
 # ------------------------------------------------------------------------------------------ killed and stopped
