@@ -15,7 +15,7 @@ from analysis.ledger import fp4_recipes, recipe_23m
 from analysis.ledger.claim import NOT_RUN, judge
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
 from analysis.ledger.tables import Tables
-from analysis.stated import size
+from analysis.stated import tokens_of
 from analysis.units import STEPS, chosen
 
 pytestmark = pytest.mark.usefixtures("figure_rules")
@@ -34,7 +34,8 @@ def test_every_job_is_of_one_arm_and_every_arm_has_its_pairs_of_seeds(name: str)
         assert (own["config.seed"] == own["config.data_seed"]).all()
     tokens = runs["config.train.steps"] * runs["config.train.batch_size"] * runs["config.train.sequence_length"]
     assert tokens.min() == pytest.approx(4e7, rel=0.03)
-    assert size(BY_SWEEP[name]) == (len(runs), tokens.sum())
+    of = BY_SWEEP[name]
+    assert len(of.seeds) * tokens_of(of, arms) == tokens.sum()
 
 
 def test_every_comparison_is_of_two_of_its_arms_and_is_a_row_of_its_own() -> None:

@@ -30,14 +30,17 @@ class OutlierFeatures(Scheduled):
     """The largest activation in every norm's input, its feature, and how many tokens share it.
 
     `ring_steps`: keep the absmax of every feature for this many last steps, and write them to a file around a spike if
-    `spikes` is on; 0: keep none.
+    `spikes` is on; 0: keep none. A quarter of the file's steps follow the spike, so 1 to 3 are refused.
     """
 
     ring_steps: int = cosmetic(64)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.ring_steps >= 0, f"ring_steps: must not be negative, not {self.ring_steps}; 0 keeps none")
+        require(
+            self.ring_steps == 0 or self.ring_steps >= 4,
+            f"ring_steps: must be 0 (keep none) or at least 4, not {self.ring_steps}: a quarter follows the spike",
+        )
 
 
 @schema
@@ -47,9 +50,10 @@ class Saturation(Scheduled):
 
 @schema
 class LastBin(Scheduled):
-    """Fractions of the norms' gains and biases in the last bin, and mean and spread of gains; for students also others.
+    """Fractions of the norms' gains and biases in the last bin; for students also of others, and the gains' spread.
 
-    The others are weights, the inputs of the linears' casts, and the residual stream.
+    The others are weights, the inputs of the linears' casts, and the residual stream. A decoder's gains have their mean
+    and spread in `weights`.
     """
 
 

@@ -147,8 +147,8 @@ class Sharpness(Scheduled):
     """The largest eigenvalue of the FP32 loss's Hessian at the run's weights and batch; with Adam also preconditioned.
 
     `iterations` of the power method, which starts from the vector of the last measurement; each costs about as much as
-    a step. Every process, also one that resumes a run, starts with a random vector, so its first value is a few percent
-    low.
+    a step. The first measurement starts from a random vector, so its value is a few percent low. Checkpoints contain
+    the vectors, so a resumed run measures the same.
     """
 
     iterations: int = cosmetic(20)

@@ -26,7 +26,7 @@ from mxstudy.model.linear import NormLinear
 from mxstudy.model.moe import ExpertNormLinear
 from mxstudy.model.norm import Norm, Output, kernel_norm, why_no_kernel_norm
 from mxstudy.numerics.norm_linear import center, row_mean
-from mxstudy.probes.base import Later, StepView, Values
+from mxstudy.probes.base import Later, ScheduledProbe, StepView, Values
 from mxstudy.probes.compiled import on_gpu_compiled
 from mxstudy.probes.histogram_bins import BINS_PER_OCTAVE, FINITE_EDGES, SMALLEST_EXPONENT
 
@@ -134,13 +134,13 @@ def counts_of(module: nn.Module, x: Tensor) -> Tensor:
     return on_gpu_compiled(input_and_output_counts, module, x) if known is None else norm_bins(x, *known, BINS)
 
 
-class NormOutputRMS:
+class NormOutputRMS(ScheduledProbe):
     """RMS over tokens and features of each norm's output, beside that of the exact RMSNorm (MXNorm paper, figure 6)."""
 
     name = "norm_output_rms"
 
     def __init__(self, settings: config.NormOutputRMS) -> None:
-        self.every_steps = settings.every_steps
+        super().__init__(settings)
         self.mean_squares: dict[str, list[Tensor]] = {}
 
     @torch.no_grad()
@@ -155,13 +155,13 @@ class NormOutputRMS:
         return lambda: dict(zip(names, rms().tolist(), strict=True))
 
 
-class ActivationHistograms:
+class ActivationHistograms(ScheduledProbe):
     """Counts of every norm's input and output elements by `bin_edges` (MXNorm paper, figure 7), with its bound."""
 
     name = "activation_histograms"
 
     def __init__(self, settings: config.ActivationHistograms) -> None:
-        self.every_steps = settings.every_steps
+        super().__init__(settings)
         self.counts: dict[str, Tensor] = {}
         self.bounds: dict[str, float] = {}
 

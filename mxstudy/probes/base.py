@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from mxstudy.config.observation import Scheduled
 from mxstudy.model.balance import StepRouting
 
 Values = dict[str, float | list[float]]
@@ -73,3 +74,13 @@ class Probe(Protocol):
         A probe that can wait later returns a function that waits for the GPU and returns the values: the host calls it
         once it has launched the next step.
         """
+
+
+class ScheduledProbe:
+    """A base of probes: it has the schedule of its settings, and ignores activations unless `watch` is overridden."""
+
+    def __init__(self, settings: Scheduled) -> None:
+        self.every_steps = settings.every_steps
+
+    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
+        """Do nothing: `measure` does not need activations."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from mxstudy import config
 from mxstudy.config.casts import Gemms
 from mxstudy.model.decoder import Decoder
-from mxstudy.probes.base import Sequence, StepView, Values
+from mxstudy.probes.base import ScheduledProbe, Sequence, StepView, Values
 from mxstudy.probes.operand_bias import Gradients, of_each_operand
 from mxstudy.probes.shadow import shadow_gradients, whole_blocks
 
@@ -19,7 +19,7 @@ WHOLE = "model"
 BY_OPERAND = ("/ratio", "/cosine")  # the quantities of a single operand
 
 
-class GradientBias:
+class GradientBias(ScheduledProbe):
     """Gradient errors '<parameter>/<quantity>', and 'model/<quantity>' over all parameters, at weights after the step.
 
     g is the gradient with the formats and the compute dtype of the run, h the gradient in FP32 throughout; both use the
@@ -40,10 +40,8 @@ class GradientBias:
     name = "gradient_bias"
 
     def __init__(self, settings: config.GradientBias) -> None:
-        self.every_steps, self.by_operand = settings.every_steps, settings.by_operand
-
-    def watch(self, name: str, module: torch.nn.Module, x: Tensor) -> None:
-        """Do nothing: `measure` runs its own passes."""
+        super().__init__(settings)
+        self.by_operand = settings.by_operand
 
     def measure(self, view: StepView) -> Values:
         model = view.model

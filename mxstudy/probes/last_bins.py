@@ -1,4 +1,4 @@
-"""The fractions of tensors in the last bin of a format, and a language model's gains (instability paper, figure 3).
+"""The fractions of tensors in the last bin of a format, as of a language model's gains (instability paper, figure 3).
 
 For activations see `mxstudy.probes.saturation`, which counts those of every operand.
 """
@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mxstudy import config
 from mxstudy.blocks.plans import settings_of
 from mxstudy.config.casts import BlockCast, Cast
 from mxstudy.distributed import whole
@@ -23,7 +22,7 @@ from mxstudy.numerics.cast import block_cast, join_blocks, pre_rounded, split_bl
 from mxstudy.numerics.formats import CODE_BUMP, ROUNDINGS
 from mxstudy.numerics.gaussian_bins import gaussian_last_bin
 from mxstudy.numerics.quality import is_max, overflows
-from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.base import ScheduledProbe, StepView, Values
 
 PAPERS_RULE = "floor"  # the scale rule by which the instability paper counts; with rceil and ceil nothing overflows
 
@@ -61,8 +60,8 @@ def fractions(tensors: Iterable[tuple[str, ProbedTensor]]) -> tuple[dict[str, Te
     return measured, gaussian
 
 
-class LastBin:
-    """`fractions` of every norm's gain and bias, by parameter, after the step, and the `spread` of the gains.
+class LastBin(ScheduledProbe):
+    """`fractions` of every norm's gain and bias, by parameter, after the step.
 
     They are cast like the X of the linear that reads the norm (for queries and keys, the one that makes them), else
     like its W, else in E4M3, even if `precision.gain` does not ask for it. Where `precision.gain=mx` rounds them by a
@@ -72,20 +71,10 @@ class LastBin:
 
     name = "last_bin"
 
-    def __init__(self, settings: config.LastBin) -> None:
-        self.every_steps = settings.every_steps
-
-    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        """Do nothing: this probe does not need activations."""
-
     @torch.no_grad()
     def measure(self, view: StepView) -> Values:
         assert isinstance(view.model, Decoder)
-        vectors = dict(vectors_of(view.model))
-        measured, gaussian = fractions(vectors.items())
-        for name, probed in vectors.items():
-            if name.endswith(".weight"):
-                measured |= {f"{name}/{statistic}": value for statistic, value in spread(probed.values).items()}
+        measured, gaussian = fractions(vectors_of(view.model))
         if not measured:
             return {}
         return dict(zip(measured, torch.cat(list(measured.values())).tolist(), strict=True)) | gaussian
@@ -125,9 +114,3 @@ def share(holds: Tensor) -> Tensor:
     It counts elements, because a mean would first convert all of them to float64.
     """
     return holds.flatten(1).sum(1).double() / holds[0].numel()
-
-
-def spread(gain: Tensor) -> dict[str, Tensor]:
-    """Return mean, std (ddof 0), min and max of a gain for each replica: float64 [S] each."""
-    gain = gain.flatten(1).double()
-    return {"mean": gain.mean(1), "std": gain.std(1, correction=0), "min": gain.amin(1), "max": gain.amax(1)}

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import psutil
 import torch
-from torch import Tensor, nn
 
-from mxstudy import config
 from mxstudy.distributed import largest_over_ranks
-from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.base import ScheduledProbe, StepView, Values
 
 GIB = 2**30
 
 
-class Memory:
+class Memory(ScheduledProbe):
     """Memory in GiB, the maximum over ranks. rss_gib: the process's memory on the host.
 
     On a GPU also allocated_gib and reserved_gib at the end of the step, and peak_gib, the largest allocation since the
@@ -21,12 +19,6 @@ class Memory:
     """
 
     name = "memory"
-
-    def __init__(self, settings: config.Memory) -> None:
-        self.every_steps = settings.every_steps
-
-    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        """Do nothing: this probe does not need activations."""
 
     def measure(self, view: StepView) -> Values:
         values = {"rss_gib": psutil.Process().memory_info().rss / GIB}

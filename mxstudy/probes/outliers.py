@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.distributed import gather_over_ranks, max_over_ranks
-from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.base import ScheduledProbe, StepView, Values
 from mxstudy.probes.compiled import on_gpu_compiled
 from mxstudy.probes.ring_file import STEPS
 from mxstudy.whole_files import replacing
 
 
-class OutlierFeatures:
+class OutlierFeatures(ScheduledProbe):
     """Quantities '<norm>/<quantity>' of every norm's input over the step's tokens.
 
     absmax: the largest |x|. feature: index of the feature that has it. sharing_tokens: number of tokens whose largest
@@ -31,7 +31,7 @@ class OutlierFeatures:
     name = "outlier_features"
 
     def __init__(self, settings: config.OutlierFeatures) -> None:
-        self.every_steps = settings.every_steps
+        super().__init__(settings)
         self.seen: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
     @torch.no_grad()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from mxstudy import config
 from mxstudy.host_copies import to_host
-from mxstudy.probes.base import Later, StepView, Values
+from mxstudy.probes.base import Later, ScheduledProbe, StepView, Values
 
 
-class Routing:
+class Routing(ScheduledProbe):
     """Quantities '<mixture>/<quantity>' over all micro-batches and ranks of the step.
 
     loads: each expert's share of all copies of tokens, in the order of experts; 1 / E is balance. busiest: tokens of
@@ -25,12 +24,6 @@ class Routing:
     """
 
     name = "routing"
-
-    def __init__(self, settings: config.Routing) -> None:
-        self.every_steps = settings.every_steps
-
-    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        """Do nothing: the step has counted its tokens."""
 
     def measure(self, view: StepView) -> Values | Later:
         if view.routing is None:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mxstudy import config
 from mxstudy.blocks.plans import PLAIN, settings_of
 from mxstudy.config.casts import Cast
 from mxstudy.kernels.cast_counts import CastCounts, cast_counts, qualities
@@ -32,7 +31,7 @@ from mxstudy.numerics.quality import (
 from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.random_bits import Draws, stream_key
 from mxstudy.numerics.tiles import Tiles
-from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.base import ScheduledProbe, StepView, Values
 from mxstudy.probes.shadow import capture_linears, whole_blocks
 
 # Operand -> the tensor that it is quantised from, and the axis of its blocks.
@@ -47,7 +46,7 @@ OPERANDS = {
 GAUSSIAN_SIZE, GAUSSIAN_SEED = 1024, 0
 
 
-class Saturation:
+class Saturation(ScheduledProbe):
     """Quantities '<linear>/<operand>/<quantity>' over the first sequence of the batch, at the weights after the step.
 
     Output gradients are those of the batch's mean loss, as in training. Fractions of elements: overflow_fraction,
@@ -61,12 +60,6 @@ class Saturation:
     """
 
     name = "saturation"
-
-    def __init__(self, settings: config.Saturation) -> None:
-        self.every_steps = settings.every_steps
-
-    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        """Do nothing: `measure` runs its own pass."""
 
     @torch.no_grad()
     def measure(self, view: StepView) -> Values:

@@ -35,17 +35,22 @@ class SpikeWatch:
         """Return the journal's row {"step", "spike": {loss, mean, std, ...}} if a spike begins at this step, else None.
 
         `ring` and `checkpoint` name the kept files, null if there was none to keep. A full disk does not stop the
-        training: it is recorded in `ring_error` and `checkpoint_error`.
+        training: it is recorded in `ring_error` and `checkpoint_error`. If only the file's rewriting fails, the row of
+        that later step has `ring_error`, and the file has the steps up to the spike.
         """
-        if view.step in self.unfinished:
-            self.keep("ring", lambda: self.write_ring(self.unfinished.pop(view.step)))
+        row = self.rewritten(self.unfinished.pop(view.step)) if view.step in self.unfinished else {}
         spike = self.detector.see(view.loss, view.is_finite())
-        if spike is None:
-            return None
-        kept = self.keep("ring", lambda: self.write_ring(view.step)) | self.keep("checkpoint", self.pin)
-        if self.ring:
-            self.unfinished[view.step + self.ring.after_steps] = view.step
-        return {"step": view.step, "spike": spike._asdict() | kept}
+        if spike is not None:
+            kept = self.keep("ring", lambda: self.write_ring(view.step)) | self.keep("checkpoint", self.pin)
+            row["spike"] = spike._asdict() | kept
+            if self.ring:
+                self.unfinished[view.step + self.ring.after_steps] = view.step
+        return {"step": view.step} | row if row else None
+
+    def rewritten(self, spike: int) -> dict[str, Any]:
+        """Write the file of the spike at step `spike` again. Return {} or, if that failed, {"ring_error": why}."""
+        error = self.keep("ring", lambda: self.write_ring(spike)).get("ring_error")
+        return {"ring_error": f"after the spike at step {spike}: {error}"} if error else {}
 
     def keep(self, what: str, keep: Callable[[], str | None]) -> dict[str, str | None]:
         try:

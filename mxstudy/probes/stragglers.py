@@ -8,6 +8,7 @@ import sys
 
 import torch
 
+from mxstudy import config
 from mxstudy.distributed import all_of, gather_over_ranks, is_first
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.memory import GIB
@@ -30,8 +31,8 @@ class Ranks(Timing):
     name = "ranks"
 
     def __init__(self, tokens_per_step: int) -> None:
-        self.every_steps, self.tokens_per_step = EVERY_STEPS, tokens_per_step
-        self.marks = []
+        super().__init__(config.Timing(every_steps=EVERY_STEPS))
+        self.tokens_per_step = tokens_per_step
         self.hosts = all_of(socket.gethostname())
 
     def measure(self, view: StepView) -> Values:

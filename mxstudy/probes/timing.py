@@ -7,16 +7,15 @@ from collections import defaultdict
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.distributed import largest_over_ranks
-from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.base import ScheduledProbe, StepView, Values
 
 Instant = float | torch.cuda.Event
 
 
-class Timing:
+class Timing(ScheduledProbe):
     """data_ms, forward_ms, backward_ms, clip_ms, optimizer_ms: each over all micro-batches, the maximum over ranks.
 
     A GPU's time is measured by events that are read after the step, so that nothing waits during it. Other probes that
@@ -26,11 +25,8 @@ class Timing:
     name = "timing"
 
     def __init__(self, settings: config.Timing) -> None:
-        self.every_steps = settings.every_steps
+        super().__init__(settings)
         self.marks: list[tuple[str, Instant]] = []
-
-    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        """Do nothing: this probe does not need activations."""
 
     def mark(self, phase: str, device: torch.device) -> None:
         """Record that a phase ends now; it began at the previous mark."""

@@ -5,22 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mxstudy import config
 from mxstudy.distributed import max_over_ranks, own_part, whole
 from mxstudy.model.norm import Norm
-from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.base import ScheduledProbe, StepView, Values
 
 
-class Weights:
+class Weights(ScheduledProbe):
     """'<parameter>/<quantity>' after the step: rms, absmax, and for a norm's gain also mean, std (ddof 0), min, max."""
 
     name = "weights"
-
-    def __init__(self, settings: config.Weights) -> None:
-        self.every_steps = settings.every_steps
-
-    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        """Do nothing: this probe does not need activations."""
 
     @torch.no_grad()
     def measure(self, view: StepView) -> Values:
@@ -31,8 +24,7 @@ class Weights:
             quantities[f"{name}/rms"] = torch.linalg.vector_norm(parameter) / parameter.numel() ** 0.5
             quantities[f"{name}/absmax"] = largest
         for name, gain in ((name, whole(gain)) for name, gain in gains_of(view.model).items()):
-            spread = {"mean": gain.mean(), "std": gain.std(correction=0), "min": gain.min(), "max": gain.max()}
-            quantities |= {f"{name}/{quantity}": value for quantity, value in spread.items()}
+            quantities |= {f"{name}/{quantity}": value for quantity, (value,) in spread(gain[None]).items()}
         return dict(zip(quantities, torch.stack([whole(x) for x in quantities.values()]).tolist(), strict=True))
 
 
@@ -44,3 +36,9 @@ def absmax(x: Tensor) -> Tensor:
 def gains_of(model: nn.Module) -> dict[str, Tensor]:
     norms = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, Norm)}
     return {name: norm.weight for name, norm in norms.items() if norm.weight is not None}
+
+
+def spread(gain: Tensor) -> dict[str, Tensor]:
+    """Return mean, std (ddof 0), min and max of a gain for each replica: float64 [S] each."""
+    gain = gain.flatten(1).double()
+    return {"mean": gain.mean(1), "std": gain.std(1, correction=0), "min": gain.amin(1), "max": gain.amax(1)}

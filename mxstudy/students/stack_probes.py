@@ -15,9 +15,10 @@ from mxstudy.probes.gradient_bias import WHOLE
 from mxstudy.reader import plain, require
 from mxstudy.students.probes.bias import PerReplica, gradient_bias
 from mxstudy.students.probes.last_bin import last_bin
-from mxstudy.students.probes.shadow import gradients, in_fp32
+from mxstudy.students.probes.shadow import gradients, in_fp32, trainable
 from mxstudy.students.probes.sharpness import Vector, hessian, largest_eigenvalue, preconditioned, stability
 from mxstudy.students.stack import LOSSES, Stack
+from mxstudy.train.loop import is_due
 
 
 class StackProbes:
@@ -34,18 +35,26 @@ class StackProbes:
         )
         self.probes, self.stack, self.twin = probes, stack, twin
         self.loss = LOSSES[stack.config.loss]
-        self.eigenvectors: dict[str, Vector] = {}  # the next measurement starts from them
+        operators = ("hessian", "preconditioned") if isinstance(stack.config.optimizer, config.Adam) else ("hessian",)
+        self.eigenvectors: dict[str, Vector] = {  # the next measurement starts from them; NaN: from random numbers
+            operator: [torch.full_like(parameter, torch.nan) for parameter in stack.parameters]
+            for operator in (operators if probes.sharpness.every_steps else ())
+        }
+
+    def named_state(self) -> dict[str, Tensor]:
+        """Return {name: tensor} of what a checkpoint needs so that the next measurements have the same bits."""
+        return {
+            f"sharpness.{operator}.{name}": part
+            for operator, vector in self.eigenvectors.items()
+            for name, part in zip(trainable(self.stack.model), vector, strict=True)
+        }
 
     def measure(self, step: int) -> list[dict[str, Any]]:
         """Return a row {"step", "probe", "values"} per due probe; `values` is {'<tensor>/<quantity>': S numbers}.
 
         Call it before `train_step`: probes use the weights before that step, and its batch.
         """
-        due = {
-            name
-            for name in ("last_bin", "gradient_bias", "sharpness")
-            if (every := getattr(self.probes, name).every_steps) and step % every == 0
-        }
+        due = {name for name, probe in vars(self.probes).items() if is_due(step, probe.every_steps)}
         if not due:
             return []
         move_to(self.stack.model, self.stack.starts + self.stack.step, 0)  # to the random bits of the coming step
@@ -83,7 +92,7 @@ class StackProbes:
             operators["preconditioned"] = preconditioned(product, diagonal)
         values = {"lr": lr, "zeta": torch.tensor(zeta, dtype=torch.float64, device=lr.device)}
         for name, operator in operators.items():
-            iterations, last = self.probes.sharpness.iterations, self.eigenvectors.get(name)
+            iterations, last = self.probes.sharpness.iterations, self.eigenvectors[name]
             pair = largest_eigenvalue(operator, self.stack.model, iterations, last)
             self.eigenvectors[name] = pair.vector
             values |= {f"{name}/eigenvalue": pair.value, f"{name}/residual": pair.residual}

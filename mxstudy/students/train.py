@@ -30,6 +30,7 @@ from mxstudy.train.recorder import Recorder, TensorsOf, record_end
 from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.signals import Leave
 
+PROBE = "probe."  # begins the names of the probes' tensors in a checkpoint
 SHOWN_EVERY = 50  # steps between the rows of the journal, which MLflow gets; `Columns` has all steps
 
 
@@ -41,18 +42,19 @@ def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:
         folder.update(state="running", steps=config.train.steps, reason=None)
         stack = Stack(config, device)
         twin = Stack(fp32_twin(config), device) if config.probe.gradient_bias.coupled else None
-        tensors = partial(named_state, stack, twin)
+        probes = StackProbes(config.probe, stack, twin)
+        tensors = partial(named_state, probes)
         fingerprint, keep_last = folder.status().fingerprint, config.checkpoint.keep_last
         checkpoints = Checkpoints(folder.checkpoints, fingerprint, plain(config), keep_last)
         latest = checkpoints.latest()
-        start = checkpoints.load(latest, tensors()) if latest else 0
+        start = checkpoints.load(latest, tensors(), older_lack=PROBE) if latest else 0
         plan, replicas = plan_of(stack, start), len(config.replicas)
         parameters = sum(p.numel() for p in stack.model.parameters()) // replicas
         described = describe(stack.model, plan["precision"])
         print(f"{replicas} replicas of {parameters:,} parameters on {device}\n{described}", flush=True)
         with Leave() as leave, StackRecorder(config, folder, label, start, checkpoints, tensors) as recorder:
             recorder.record({"step": start, "parameters": parameters} | plan)
-            state = train(StackProbes(config.probe, stack, twin), start, recorder, leave)
+            state = train(probes, start, recorder, leave)
             why = f"none of {replicas} replicas is finite" if state == "diverged" else None
             record_end(recorder, folder, state, why, leave)
         if state != "preempted":
@@ -65,10 +67,13 @@ def plan_of(stack: Stack, step: int) -> Row:
     return {"precision": stack.set_precision(step), "backends": backends_of(stack.model)}
 
 
-def named_state(stack: Stack, twin: Stack | None) -> dict[str, torch.Tensor]:
-    """Return {name: tensor} of a checkpoint: the state of the stack, and of the twin if there is one."""
-    twin_state = twin.named_state() if twin else {}
-    return stack.named_state() | {f"twin.{name}": tensor for name, tensor in twin_state.items()}
+def named_state(probes: StackProbes) -> dict[str, torch.Tensor]:
+    """Return {name: tensor} of a checkpoint: the state of the stack, of its twin if it has one, and of its probes."""
+    twin_state = probes.twin.named_state() if probes.twin else {}
+    beside = {"twin.": twin_state, PROBE: probes.named_state()}
+    return probes.stack.named_state() | {
+        prefix + name: tensor for prefix, state in beside.items() for name, tensor in state.items()
+    }
 
 
 def replica_names(config: StudentTeacher) -> list[str]:
@@ -113,8 +118,7 @@ def train(probes: StackProbes, start: int, recorder: StackRecorder, leave: Leave
 
 def next_stop(config: StudentTeacher, step: int) -> int:
     """Return the first step after `step` before which something is due, or the stack's record is full."""
-    probes = (config.probe.last_bin, config.probe.gradient_bias, config.probe.sharpness)
-    every = {ROWS, config.checkpoint.every_steps, *(probe.every_steps for probe in probes)} - {0}
+    every = {ROWS, config.checkpoint.every_steps, *(probe.every_steps for probe in vars(config.probe).values())} - {0}
     fixed = [config.train.steps, *(row.from_step for row in config.precision.schedule)]
     return min([n * (step // n + 1) for n in every] + [s for s in fixed if s > step])
 

@@ -5,6 +5,7 @@
 {"step": 0, "probe": "NAME", "values": {...}, "time_s": ...}       a probe's row
 {"step": 0, "texts": [{...}, ...], "time_s": ...}                  what the model wrote after prompts
 {"step": 0, "spike": {...}, "time_s": ...}                         a spike: loss, mean, std, ring, checkpoint
+{"step": 2, "ring_error": "...", "time_s": ...}                    why a spike's ring was not written again
 {"resumed_from": 7, "time_s": ...}                                 rows of steps >= 7 above this line are void
 """
 

@@ -46,10 +46,6 @@ LAST_BIN: Quantities = {
     "overflow_fraction": ("mean", "max"),
     "max_fraction": ("mean", "max"),
     "literal_fraction": ("mean", "max"),
-    "mean": ("mean",),
-    "std": ("mean",),
-    "min": ("min",),
-    "max": ("max",),
 }
 WEIGHTS: Quantities = {
     "rms": ("mean", "max"),

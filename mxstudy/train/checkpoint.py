@@ -125,14 +125,20 @@ class Checkpoints:
         (latest / PINNED).touch()
         return latest.name
 
-    def load(self, path: Path, tensors: dict[str, Tensor]) -> int:
-        """Read a checkpoint of this run into `tensors`, in place, and return the next step to train."""
+    def load(self, path: Path, tensors: dict[str, Tensor], older_lack: str | None = None) -> int:
+        """Read a checkpoint of this run into `tensors`, in place, and return the next step to train.
+
+        `older_lack`: how the names begin of tensors that older checkpoints do not have, and that then stay unchanged.
+        """
         about = read_about(path)
         if about["fingerprint"] != self.fingerprint:
             raise CheckpointError(
                 f"{path}: belongs to run {about['fingerprint'][:12]}, not {self.fingerprint[:12]}; move it back to its "
                 "own run's folder"
             )
+        if older_lack is not None:
+            there = tensor_shapes(path)
+            tensors = {key: x for key, x in tensors.items() if key in there or not key.startswith(older_lack)}
         _load_whole(path, about, tensors)
         return int(about["step"])
 
@@ -157,16 +163,18 @@ def _load_whole(path: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -
 
 
 def weight_shapes(path: Path) -> dict[str, torch.Size]:
-    """Return {name: shape} of the tensors that `load_weights` reads, from the files' headers alone.
+    """Return {name: shape} of the tensors that `load_weights` reads. Raises CheckpointError."""
+    shapes = tensor_shapes(path).items()
+    return {name.removeprefix("model."): shape for name, shape in shapes if name.startswith("model.")}
 
-    Raises CheckpointError.
-    """
+
+def tensor_shapes(path: Path) -> dict[str, torch.Size]:
+    """Return {name: shape} of a checkpoint's tensors, from the files' headers alone. Raises CheckpointError."""
     try:
         metadata = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: truncated or unreadable ({_reason(error)})") from error
-    sizes = {name: tensor.size for name, tensor in metadata.items() if isinstance(tensor, TensorStorageMetadata)}
-    return {name.removeprefix("model."): size for name, size in sizes.items() if name.startswith("model.")}
+        raise CheckpointError(f"{path}: truncated or unreadable ({_reason(error)}); {_remedy(path)}") from error
+    return {name: tensor.size for name, tensor in metadata.items() if isinstance(tensor, TensorStorageMetadata)}
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

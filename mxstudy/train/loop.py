@@ -255,8 +255,8 @@ def record_steps(run: TrainingRun, most: int = 0) -> int | None:
             if values := values_of(found):
                 run.recorder.record({"step": view.step, "probe": name, "values": values})
         run.recorder.record(step_row(run, view, run.began_s - began_s))
-        if run.spikes and (spike := run.spikes.look(view)):
-            run.recorder.record(spike)
+        if run.spikes and (row := run.spikes.look(view)):
+            run.recorder.record(row)
         if not view.is_finite():
             return view.step
     return None

@@ -84,7 +84,8 @@ def test_a_ring_is_kept_where_a_spike_would_call_for_it():
         (observation.Spikes, {"every_steps": 2}, r"every_steps: must be 1 \(every loss\) or 0 \(off\), not 2"),
         (observation.Spikes, {"every_steps": 1, "window_steps": 1}, "at least 2 for a spread, not 1"),
         (observation.Spikes, {"every_steps": 1, "threshold": 0.0}, "must be positive, not 0.0"),
-        (observation.OutlierFeatures, {"every_steps": 1, "ring_steps": -8}, "must not be negative, not -8"),
+        (observation.OutlierFeatures, {"every_steps": 1, "ring_steps": -8}, r"0 \(keep none\) or at least 4, not -8"),
+        (observation.OutlierFeatures, {"every_steps": 1, "ring_steps": 3}, r"0 \(keep none\) or at least 4, not 3"),
     ],
 )
 def test_what_makes_no_sense_is_refused(schema, values, says):

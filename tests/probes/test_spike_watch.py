@@ -173,11 +173,31 @@ def full(*_: object) -> None:
 
 def test_a_full_disk_is_said_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "write_bytes", full)
-    (row,) = watch_over(flat_but_at(25, 40), tmp_path, Pins("step_00000020"), ring_of(8))
+    row, later = watch_over(flat_but_at(25, 40), tmp_path, Pins("step_00000020"), ring_of(8))
     assert row["spike"]["ring"] is None
     assert "No space left on device" in row["spike"]["ring_error"]
     assert row["spike"]["checkpoint"] == "step_00000020"
     assert list((tmp_path / "spikes").iterdir()) == []
+    assert later == {"step": 27, "ring_error": f"after the spike at step 25: {row['spike']['ring_error']}"}
+
+
+def test_a_disk_that_is_full_when_the_ring_is_written_again_is_said_at_that_step(tmp_path: Path) -> None:
+    """Also if the next spike begins at it, whose own ring fits: the row then has both."""
+    ring, losses = ring_of(8), flat_but_at(25, 40)
+    losses[27] = 9.0
+    write, steps = ring.write, []
+
+    def full_at_the_second(path: Path) -> None:
+        steps.append(path.stem)
+        full() if len(steps) == 2 else write(path)
+
+    ring.write = full_at_the_second  # type: ignore[method-assign]
+    first, second = watch_over(losses, tmp_path, Pins(None), ring)
+    assert "ring_error" not in first["spike"]
+    assert (second["step"], second["spike"]["loss"], "ring_error" in second["spike"]) == (27, 9.0, False)
+    assert second["ring_error"].startswith("after the spike at step 25: [Errno 28] No space left on device")
+    assert read_ring(tmp_path / first["spike"]["ring"])[0] == list(range(18, 26))
+    assert steps == [f"step_{step:08d}" for step in (25, 25, 27, 27)]
 
 
 def test_a_checkpoint_that_cannot_be_pinned_is_said_too(tmp_path: Path) -> None:

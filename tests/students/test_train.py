@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import signal
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 from commands import Fault, killed_at, run, run_here, the_run
-from each import slow_but
+from each import each, slow_but
 from student_runs import CHANGE, columns, configured, make, newest, same_bits, trained
 
+from mxstudy.config.student import StudentProbes
 from mxstudy.students import train as student_teacher
 from mxstudy.students.stack import Stack
+from mxstudy.students.stack_probes import StackProbes
 from mxstudy.students.train import next_stop, step_of_death
 from mxstudy.tracking.columnar_journal import ColumnsError
 from mxstudy.tracking.folder import RunFolder, checkpoints_in
@@ -102,6 +105,11 @@ def test_stops_are_where_something_is_due() -> None:
         step = next_stop(config, step)
         stops.append(step)
     assert stops == sorted(due)
+
+
+@each("name", [field.name for field in fields(StudentProbes)])
+def test_there_is_a_stop_for_every_probe(name: str) -> None:
+    assert next_stop(configured(checkpoint__every_steps=0, probe={name: {"every_steps": 7}}), 0) == 7
 
 
 # ------------------------------------------------------------------------------------------ killed and stopped
@@ -286,30 +294,56 @@ def test_lost_columns_are_trained_again_from_the_checkpoint_that_the_message_nam
 
 # -------------------------------------------------------------------------------------------------- while watched
 
-PROBES = {"last_bin": {"every_steps": 6}, "gradient_bias": {"every_steps": 6, "coupled": True}}
+SHARPNESS = {"every_steps": 6, "iterations": 2}
+PROBES = {"last_bin": {"every_steps": 6}, "gradient_bias": {"every_steps": 6, "coupled": True}, "sharpness": SHARPNESS}
 
 
-def test_a_watched_run_is_the_same_run_and_resumes(
-    tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watched = trained(tmp_path / "whole", probe=PROBES)
-    assert columns(watched).tobytes() == columns(undisturbed).tobytes()
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return trained(tmp_path_factory.mktemp("watched"), probe=PROBES)
+
+
+def broken(path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """Return a run with all probes that broke off at step 13, so that its checkpoint is that of step 8."""
     config, whole = configured(probe=PROBES), Stack.train_step
-    folder = make(tmp_path / "broken", config)
+    folder = make(path, config)
     monkeypatch.setattr(Stack, "train_step", lambda s: whole(s) if int(s.step) != 13 else 1 / 0)
     with pytest.raises(ZeroDivisionError):
         student_teacher.run(config, folder, "arm")
     monkeypatch.undo()
-    student_teacher.run(config, folder, "arm")
+    return folder
+
+
+def measured(folder: RunFolder, name: str) -> dict[int, dict[str, list[float]]]:
+    return {row["step"]: row["values"] for row in read_journal(folder.journal_path) if row.get("probe") == name}
+
+
+def test_a_watched_run_is_the_same_run_and_resumes(
+    tmp_path: Path, undisturbed: RunFolder, watched: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert columns(watched).tobytes() == columns(undisturbed).tobytes()
+    folder = broken(tmp_path, monkeypatch)
+    student_teacher.run(configured(probe=PROBES), folder, "arm")
     assert same_bits(folder, watched)
-    assert {key.partition(".")[0] for key in newest(folder)[1]} == {"step", "alive", "model", "optimizer", "twin"}
-    for name in ("last_bin", "gradient_bias", "coupled_gradient_bias"):
-        ours, theirs = (
-            {row["step"]: row["values"] for row in read_journal(run.journal_path) if row.get("probe") == name}
-            for run in (folder, watched)
-        )
+    kept = {key.partition(".")[0] for key in newest(folder)[1]}
+    assert kept == {"step", "alive", "model", "optimizer", "twin", "probe"}
+    for name in ("last_bin", "gradient_bias", "coupled_gradient_bias", "sharpness"):
+        ours, theirs = measured(folder, name), measured(watched, name)
         assert list(ours) == [0, 6, 12, 18]
         assert ours == theirs
+
+
+def test_a_checkpoint_of_earlier_code_lacks_the_probes_vectors_which_then_start_afresh(
+    tmp_path: Path, watched: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StackProbes, "named_state", lambda probes: {})
+    folder = broken(tmp_path, monkeypatch)
+    assert not [key for key in newest(folder)[1] if key.startswith("probe.")]
+    student_teacher.run(configured(probe=PROBES), folder, "arm")
+    assert columns(folder).tobytes() == columns(watched).tobytes()
+    ours, theirs = measured(folder, "sharpness"), measured(watched, "sharpness")
+    assert ours.keys() == theirs.keys()
+    assert {step for step in ours if ours[step] != theirs[step]} == {12, 18}
 
 
 # ------------------------------------------------------------------------------------- MLflow, and the command line

@@ -94,14 +94,11 @@ def test_weights_and_outliers_are_told_over_layers() -> None:
 def test_last_bins_of_gains_are_told_over_layers_and_without_their_constants() -> None:
     gains = {"layers.0.wqkv.norm.weight": 0.25, "layers.1.wqkv.norm.weight": 0.75, "norm.weight": 0.5}
     values = {f"{gain}__floor__max_fraction": value for gain, value in gains.items()}
-    values |= {f"{gain}__min": value for gain, value in gains.items()}
     assert probe("last_bin", **values, **{"gaussian.E4M3__floor__max_fraction": 0.1}) == {
         "last_bin/max_fraction_mean.layers.wqkv.norm.weight.floor": 0.5,
         "last_bin/max_fraction_max.layers.wqkv.norm.weight.floor": 0.75,
         "last_bin/max_fraction_mean.norm.weight.floor": 0.5,
         "last_bin/max_fraction_max.norm.weight.floor": 0.5,
-        "last_bin/min.layers.wqkv.norm.weight": 0.25,
-        "last_bin/min.norm.weight": 0.5,
     }
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy.model.linear import MXLinear, NormLinear
-from mxstudy.probes.last_bins import ProbedTensor, as_probed, fractions, spread
-from mxstudy.probes.weights import gains_of
+from mxstudy.probes.last_bins import ProbedTensor, as_probed, fractions
+from mxstudy.probes.weights import gains_of, spread
 from mxstudy.students.model import ResidualMLP, StudentBlock
 from mxstudy.students.probes.bias import PerReplica
 from mxstudy.students.probes.shadow import blocks_of
