@@ -56,7 +56,7 @@ def verdicts(name: str) -> dict[str, str]:
 def test_before_the_runs_a_page_says_so_with_the_price(tables: Path) -> None:
     assert {*verdicts("recipe_23m").values(), *verdicts(PAIRED).values()} == {NOT_RUN}
     assert stated_lots.decided("recipe_23m") == "0 of 25"
-    assert stated_lots.verdicts("recipe_23m").count("; 4 minutes of an H200 for 4 more units") == 2
+    assert stated_lots.verdicts("recipe_23m").count("; 4 minutes of an H200 for 4 units") == 2
     assert "\n- No effect in 5 of 5 rows: " in stated_lots.verdicts(PAIRED)
     assert {stated_lots.arms(RECIPE), stated_lots.by_rate(PAIRED), stated_lots.finished(PAIRED)} == {NOT_RUN}
     assert stated_lots.rounded_down(RECIPE) == NOT_RUN

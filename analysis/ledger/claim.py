@@ -128,7 +128,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its verdict. `why` replaces a missing effect, and `cost` is what the runs take that it lacks."""
+    """A claim with its verdict. `why` replaces a missing effect; `cost` is what a verdict takes."""
 
     claim: Claim
     verdict: str
@@ -170,16 +170,15 @@ class Judged:
 
 
 def judge(claim: Claim, tables: Tables) -> Judged:
-    """Return the verdict on a claim, with the cost of the runs that it lacks if it counts as not run."""
+    """Return the verdict on a claim, with what a verdict takes if it counts as not run."""
     one = decided(claim, tables)
     if one.counted_as != NOT_RUN or claim.cost is None:
         return one
-    lacks = LEAST_UNITS - one.units
     try:
-        minutes = lacks * claim.cost(tables)
+        minutes = LEAST_UNITS * claim.cost(tables)
     except Missing:  # no table has the rate
         return one
-    return replace(one, cost=f"{minutes:,.0f} minutes of an H200 for {lacks} more {'unit' if lacks == 1 else 'units'}")
+    return replace(one, cost=f"{minutes:,.0f} minutes of an H200 for {LEAST_UNITS} units")
 
 
 def decided(claim: Claim, tables: Tables) -> Judged:

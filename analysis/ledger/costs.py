@@ -38,9 +38,14 @@ def llama_23m(tokens: float) -> Cost:
     return lambda tables: tokens / side_by_side(tables) / 60
 
 
-def llama(parameters: float, tokens: float, runs: int) -> Cost:
-    """Return the cost of runs of 6 N D FLOPs each, at llama_1b's measured MFU."""
-    return lambda tables: 60 * gpu_hours(tables, parameters, tokens, runs)
+def like_those_of(table: str, tokens: float, runs: int) -> Cost:
+    """Return the cost of runs on `tokens` each, one after the other, at the mean pace of the runs in a table."""
+
+    def cost(tables: Tables) -> float:
+        own = tables.load("runs", table)
+        return runs * tokens * float((1 / own["tokens_per_s"]).mean()) / 60
+
+    return cost
 
 
 def students(mx: float = 0.0, fp32: float = 0.0) -> Cost:

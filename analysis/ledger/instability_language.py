@@ -7,7 +7,7 @@ from math import inf
 
 from analysis import stated
 from analysis.ledger.claim import PRETRAINING, Claim
-from analysis.ledger.costs import llama_23m
+from analysis.ledger.costs import like_those_of
 from analysis.ledger.rules import between, equal, higher, lower
 from analysis.ledger.training import Dies, Difference, Probed, at_scale, fullest_last_bin
 from analysis.recipe.arms_23m import RECIPE
@@ -56,7 +56,7 @@ STABLE = {
 HAS_GAIN = "config.norm.affine"
 GAINS, GAIN, OPERATIONS = ("olmo_gains",), "config.precision.gain", "config.precision.vector_ops"
 IN_FP32 = {PLAN: "mxfp8", GAIN: "fp32", OPERATIONS: "fp32"}
-OF_GAINS = llama_23m(7 * 1221 * 64 * 512)  # the seven arms of the sweep; OLMo of 4 layers is about as large
+OF_GAINS = like_those_of("olmo_gains", 1221 * 64 * 512, 7)  # the seven arms of the sweep
 SMALL = "20M to 1.7B"
 
 CLAIMS = (

@@ -6,7 +6,7 @@ from functools import partial
 from math import inf
 
 from analysis.ledger.claim import EVALUATION, PRETRAINING, Claim
-from analysis.ledger.costs import llama
+from analysis.ledger.costs import like_those_of
 from analysis.ledger.rules import Range, Rule, between, equal, higher, lower
 from analysis.ledger.training import (
     BestRate,
@@ -39,8 +39,8 @@ HALF_OF_P1 = (2.1, "half of p=1's deficit in its table 2")
 ONE_SIGMA = (1.0, "one standard deviation for one step, the score's unit")
 LARGE = "8B, 315B tokens"
 EIGHT = (8.0e9, 314.57e9, 8)
-OF_SCORES = llama(125e6, 105e6, 3)  # training; the evaluations are not in the cost
-OF_PROXY = llama(309e6, 1200 * 128 * 1024, 3)
+OF_SCORES = like_those_of("olmes_training", 105e6, 3)  # without the evaluations
+OF_PROXY = like_those_of("spike_proxy", 1200 * 128 * 1024, 3)
 
 pretraining = partial(Claim, kind=PRETRAINING)
 

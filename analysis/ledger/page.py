@@ -48,9 +48,10 @@ Every row is one claim of a document, with the rule that decides it. `make claim
 - A run that died is in no mean; it is counted, and no arm with one is called equal to another.
 - **Random tensors** are those of `make approximation`: its tables are `approximation_*.parquet`, whose metadata name
   the commit, exported by `python -m analysis.export --runs runs/approximation_recipes --name approximation`.
-- **M minutes of an H200 for N more units** is what the runs take that a verdict lacks, several processes on the GPU.
+- **M minutes of an H200 for {LEAST_UNITS} units** is what a verdict takes at measured rates: runs of one code, with all
+  arms that the claims of a sweep share. Evaluations and measurements by probes are not in it.
 - **Not possible here** names the hardware that is missing, or what the claim's own scale takes at the measured rate,
-  if one of its runs takes more than 25 minutes."""
+  if one run takes more than 25 minutes of a GPU on average, the limit that was set for runs here."""
 
 
 def sums(found: Iterable[tuple[str, Judged]], title: str, order: Iterable[str]) -> str:

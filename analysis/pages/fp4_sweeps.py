@@ -258,10 +258,11 @@ FP4: Parts = {
         )
     },
     **{
-        f"stochastic, {signs} beyond none": partial(
-            beyond, *((f"S, {transform}, 2400 steps", f"N, {transform}, 2400 steps") for transform in (signs, "none"))
+        f"stochastic, {signs} beyond none, {steps} steps": partial(
+            beyond, *((f"S, {of}, {steps} steps", f"N, {of}, {steps} steps") for of in (signs, "none"))
         )
         for signs in ("all +1", "by call")
+        for steps in (600, 2400)
     },
     "none over bf16": partial(over_bf16, BY_SWEEP["fp4_tail"], "none"),
     "a block of none": partial(share_of_a_block, BY_SWEEP["fp4_tail"], "none"),
