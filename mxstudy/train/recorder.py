@@ -74,8 +74,8 @@ class Recorder:
         self.journal.sync()  # first, so that no checkpoint is ahead of the journal after a power failure
         self.checkpoints.save(step, self.tensors())
         self.folder.update(step=step)
-        if self.mirror:
-            self.mirror.covered(step)
+        if self.mirror:  # measurements of the last step follow its checkpoint, so that step is covered by `end` alone
+            self.mirror.covered(min(step, self.progress.steps - 1))
 
     def end(self, state: str, reason: str | None) -> None:
         self.progress.close()
