@@ -1,4 +1,4 @@
-"""Say what the runs would take that a claim lacks: minutes of one H200 for a unit, at rates that were measured."""
+"""State the GPU time that a verdict would take: minutes of one H200 for a unit, at rates that were measured."""
 
 from __future__ import annotations
 

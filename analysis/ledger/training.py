@@ -6,6 +6,7 @@ The unit is a pair of runs with equal seeds. For a number of one arm it is the a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -205,14 +206,12 @@ def at_scale(parameters: float, tokens: float, runs: int, judge: Judge | None = 
     """
 
     def at(tables: Tables) -> Evidence:
-        try:
-            if judge is None:
-                raise Missing("")
-            return judge(tables)
-        except Missing:
-            hours = gpu_hours(tables, parameters, tokens, runs)
-            assert hours > runs * LONGEST_RUN_H
-            raise NotPossible(f"{hours:,.0f} H200 hours for {runs} runs, at llama_1b's measured MFU") from None
+        if judge is not None:
+            with suppress(Missing):
+                return judge(tables)
+        hours = gpu_hours(tables, parameters, tokens, runs)
+        assert hours > runs * LONGEST_RUN_H
+        raise NotPossible(f"{hours:,.0f} H200 hours for {runs} runs, at llama_1b's measured MFU")
 
     return at
 

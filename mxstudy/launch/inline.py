@@ -65,11 +65,9 @@ def one_after_another(jobs: list[Job]) -> int:
 
 def looked_at_again(job: Job) -> Job:
     """Return a job that was left to another process, with its end if it has ended by now."""
-    if job.state not in LEFT_ALONE:
-        return job
     with suppress(ConfigError):  # an unreadable status says nothing
-        state = RunFolder(job.folder).status().state
-        return replace(job, state=state) if state in DONE else job
+        if job.state in LEFT_ALONE and (state := RunFolder(job.folder).status().state) in DONE:
+            return replace(job, state=state)
     return job
 
 

@@ -51,7 +51,7 @@ def test_operands_whose_blocks_are_complete_anyway_are_not_padded():
 
 @pytest.mark.parametrize("recipe", [{}, {"forward_x": Cast(format="E4M3", pad=False)}], ids=["open", "fixed"])
 def test_the_plan_says_which_operands_are_padded_and_that_the_blocks_of_others_are_complete(recipe):
-    """Of the four linears of a block only w2 has 96 inputs, which 64 does not divide."""
+    """Pad w2 alone: of the four linears of a block only it has 96 inputs, which 64 does not divide."""
     padded, plain = "E4M3 (blocks of 64, padded)", "E4M3 (blocks of 64)"
     note = "precision.pad_blocks=true: the blocks of casts that are not called padded are complete"
     if recipe:
