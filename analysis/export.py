@@ -2,8 +2,9 @@
 
 There is one row per run, step, validation, spike, measurement of a probe, and question of an evaluation. The tables of
 studies are exported too. Each replica of a stack counts as a run. Curves and large measurements are thinned by RULES,
-which keep what the pages and figures of results/ read; --every-steps thins the curves further. Tables of runs, with
-events, outcomes and final values, keep everything but the hundreds of fields of precisions that a run lists. Tables
+which keep what the pages and figures of results/ read. --every-steps thins the curves further, and --without leaves
+out columns of measurements. Tables of runs, with events, outcomes and final values, keep everything but the hundreds
+of fields of precisions that a run lists. Tables
 that were exported before can be exported again, alone or with the runs that came later.
 
 python -m analysis.export --runs runs/mxnorm_pretrain --name mxnorm_pretrain [--to results]
@@ -13,6 +14,7 @@ python -m analysis.export --runs results/lr_sensitivity_paired runs/lr_sensitivi
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -52,12 +54,21 @@ RULES = {
     "fork_metrics": Thinning(single=True, coarse="^grad_norm$"),
     "samples": Thinning(without="^(contexts|continuations|nats|alone)$", single=True),  # the first two are not ours
     "saturation": Thinning("(_gaussian|/max_fraction|/scale_exponent_(mean|min|max))$", single=True, coarse="/"),
-    "gradient_bias": Thinning(without=rf"^layers\.(?!.*{OF_OPERAND}).*/(?!cosine$)\w+$", single=True),
-    "coupled_gradient_bias": Thinning(without=r"^layers\.", single=True),
+    "gradient_bias": Thinning(rf"^layers\.(?!.*{OF_OPERAND}).*/(?!cosine$)\w+$", single=True, coarse="^model/"),
+    "coupled_gradient_bias": Thinning(r"^layers\.", single=True, coarse="^model/"),
+    "sharpness": Thinning(single=True, coarse="/(eigenvalue|residual)$"),  # stabilities are near 1
     "last_bin": Thinning(without="/(literal_fraction|rceil/.*|floor/max_fraction|std|min|max)$", single=True),
     "activation_histograms": Thinning(last=True),
     "outlier_features": Thinning(without="/(feature|sharing_tokens|rms)$"),
 }
+
+
+def pattern(word: str) -> re.Pattern[str]:
+    """Return an option's regular expression. Raises argparse's error if it is none."""
+    try:
+        return re.compile(word)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{word} is not a regular expression: {error}") from None
 
 
 def positive(word: str) -> int:
@@ -75,12 +86,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", required=True, help="the tables are called NAME_runs.parquet and so on")
     parser.add_argument("--to", type=Path, default=Path("results"))
     parser.add_argument("--every-steps", type=positive, default=1, help="keep every N-th step of curves, and the last")
+    leaves = r"leave out columns of measurements that match this regular expression, such as '^layers\.'"
+    parser.add_argument("--without", type=pattern, help=leaves)
     given = parser.parse_args(arguments)
     tables = list(tables_of(given.runs))
     given.to.mkdir(parents=True, exist_ok=True)
     for kind, whole, provenance in tables:
         if len(whole):
             path, frame = given.to / f"{given.name}_{kind}.parquet", thinned(whole, kind, given.every_steps)
+            if given.without and kind not in results.KINDS:
+                frame = frame.drop(columns=[name for name in frame if given.without.search(name)])
             results.write_table(frame, path, provenance)
             print(f"{path}: {len(frame):,} rows, {path.stat().st_size / 1e6:.2f} MB")
 

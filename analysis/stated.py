@@ -20,7 +20,8 @@ class Comparison:
     """A claim about two arms. `id` is that of its row in the ledger, `by` who claims it, or where in a document.
 
     It is about the arm's loss less the baseline's, and `beside`, if given, is a pair of arms whose difference is taken
-    off. With `divergences` it is about the fraction of runs that diverge instead.
+    off. With `divergences` it is about the fraction of runs that diverge instead. `table` has its runs, if they are not
+    among those of the question's sweep: a lot is of one commit and one kind of GPU.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Comparison:
     rule: Rule
     beside: tuple[str, str] | tuple[()] = ()
     divergences: bool = False
+    table: str = ""
 
     @property
     def pairs(self) -> tuple[str, ...]:

@@ -51,6 +51,9 @@ def test_noise_and_fractions_of_operands_keep_12_bits() -> None:
         [123457, "E4M3"]
     ]
     whole = export.thinned(table, "gradient_bias", 1)
+    bounds = table.assign(**{"hessian/eigenvalue": np.pi, "hessian/stability": 1 - 2**-20})
+    kept = export.thinned(bounds, "sharpness", 1)[["hessian/eigenvalue", "hessian/stability"]]
+    assert kept.to_numpy().tolist() == [[round(np.pi * 2**10) / 2**10, 1 - 2**-20]]
     assert list(whole) == ["fingerprint", "step"]
 
 
@@ -61,7 +64,7 @@ def test_curves_of_forks_are_thinned_from_their_first_step() -> None:
 
 
 def test_events_outcomes_and_final_values_are_whole() -> None:
-    for kind in ("runs", "validation", "forks", "scores", "sharpness"):
+    for kind in ("runs", "validation", "forks", "scores"):
         table = curve()
         pd.testing.assert_frame_equal(export.thinned(table, kind, 20), table)
 
@@ -105,6 +108,21 @@ def test_tables_are_exported_again_and_a_longer_prefix_keeps_its_own(tmp_path: P
     assert provenance == about
     with pytest.raises(SystemExit):
         export.main(["--runs", str(tmp_path / "none"), "--name", "x"])
+
+
+def test_columns_of_measurements_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prefix, columns = str(tmp_path / "lot"), {"layers.0.w/forward_x/ratio": 0.5, "model/ratio": 0.1}
+    results.write_table(pd.DataFrame({"fingerprint": ["lot"], "layers.0.w/x": 1.0}), tmp_path / "lot_runs.parquet", {})
+    results.write_table(curve(**columns), tmp_path / "lot_gradient_bias.parquet", {})
+    given = ["--runs", prefix, "--name", "less", "--to", str(tmp_path)]
+    export.main([*given, "--without", r"^layers\."])
+    less, _ = results.read_table(tmp_path / "less_gradient_bias.parquet")
+    assert "layers.0.w/forward_x/ratio" not in less
+    assert less["model/ratio"].tolist() == pytest.approx([0.1] * len(less), rel=2**-12)
+    assert "layers.0.w/x" in results.read_table(tmp_path / "less_runs.parquet")[0]  # tables of runs stay whole
+    with pytest.raises(SystemExit):
+        export.main([*given, "--without", "layers("])
+    assert "--without: layers( is not a regular expression" in capsys.readouterr().err
 
 
 def test_runs_that_came_later_join_the_tables(tmp_path: Path) -> None:

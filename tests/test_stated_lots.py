@@ -56,7 +56,9 @@ def verdicts(name: str) -> dict[str, str]:
 def test_before_the_runs_a_page_says_so_with_the_price(tables: Path) -> None:
     assert {*verdicts("recipe_23m").values(), *verdicts(PAIRED).values()} == {NOT_RUN}
     assert stated_lots.decided("recipe_23m") == "0 of 25"
-    assert stated_lots.verdicts("recipe_23m").count("; 4 minutes of an H200 for 4 units") == 2
+    assert (
+        stated_lots.verdicts("recipe_23m").count("; 4 minutes of an H200 for 4 units") == 4
+    )  # each of two tables is missing
     assert "\n- No effect in 5 of 5 rows: " in stated_lots.verdicts(PAIRED)
     assert {stated_lots.arms(RECIPE), stated_lots.by_rate(PAIRED), stated_lots.finished(PAIRED)} == {NOT_RUN}
     assert stated_lots.rounded_down(RECIPE) == NOT_RUN
@@ -97,6 +99,8 @@ FORM_AGAIN = {one.id: NOT_RUN for one in RECIPE_AGAIN.comparisons}
 def test_of_the_recipes_table_every_claim_is_decided_by_its_rule(tables: Path) -> None:
     runs = with_losses(RECIPE, LOSSES)
     export(runs, "recipe_23m", tables)
+    assert verdicts("recipe_23m") == DECIDED | FORM_AGAIN | {"recipe-23m-fp8-blockwise": NOT_RUN}
+    export(runs, "recipe_23m_blockwise", tables)  # that claim has a table of its own
     assert verdicts("recipe_23m") == DECIDED | FORM_AGAIN
     assert stated_lots.decided("recipe_23m") == "14 of 25"
     assert stated_lots.finished("recipe_23m") == "65 of 65"
@@ -114,10 +118,12 @@ def test_with_three_seeds_nothing_is_decided_and_a_run_that_diverged_is_no_equal
     runs = with_losses(RECIPE, LOSSES)
     lost = (runs["config.seed"] == 4) & (runs["config.precision.schedule.0.plan.layers.*"] == "fp8_blockwise")
     runs.loc[lost, ["state", LOSS]] = "diverged", np.nan
-    export(runs, "recipe_23m", tables)
+    for name in ("recipe_23m", "recipe_23m_blockwise"):
+        export(runs, name, tables)
     assert verdicts("recipe_23m") == DECIDED | FORM_AGAIN | {"recipe-23m-fp8-blockwise": UNCLEAR}
     assert f"| {BLOCKWISE} | 4 of 5 |" in stated_lots.arms(RECIPE)
-    export(runs[runs["config.seed"] < 3], "recipe_23m", tables)
+    for name in ("recipe_23m", "recipe_23m_blockwise"):
+        export(runs[runs["config.seed"] < 3], name, tables)
     assert {*verdicts("recipe_23m").values()} == {NOT_RUN}
 
 
@@ -136,6 +142,8 @@ def test_other_seeds_decide_rows_of_their_own_and_an_arm_without_runs_is_said(ta
     assert {stated_lots.needed_units(worse), stated_lots.needed_units(alike)} == {"0 of 12"}
     without_runs = "recipe-23m-fp8-blockwise-again"
     assert {of(without_runs) for of in (stated_lots.mean_difference, stated_lots.at_most)} == {NOT_RUN}
+    export(runs, "recipe_23m_blockwise_again", tables)
+    assert f"| {BLOCKWISE} | 12 of 12 | 4.0510 |  |  |" in stated_lots.arms(RECIPE_AGAIN)
 
 
 FIRST_FORM = "optimizer.lr=1.220703125e-04,4.8828125e-04,1.953125e-03,7.8125e-03,3.125e-02,1.25e-01"

@@ -35,6 +35,7 @@ from analysis.ledger.students import (
     place_of_least,
     product_of,
 )
+from analysis.ledger.tables import Tables
 from analysis.units import PLAN, WIDTH, Arm
 
 EARLY, LATE = "0.88", "before 10"
@@ -99,11 +100,14 @@ INTERVENTIONS = tuple(
     )
 )
 
-GRADIENTS = "gradient_bias"
+GRADIENTS = "gradient_bias_again"  # gradient_bias was looked at before the rules
 COUPLED = "coupled_gradient_bias"
 NEAR_2 = between(1.5, 2.5, "ours: a quarter of 2")
-# Eight initial seeds in MXFP8 and in bf16, each with a run in FP32 beside it. The measurements are not in the cost.
-OF_GRADIENTS = costs.students(mx=2 * 8 * 9000, fp32=2 * 8 * 9000)
+
+
+def of_gradients(tables: Tables) -> float:
+    """Return the minutes of a data seed: stacks in MXFP8 and in bf16, of which three side by side took 26 minutes."""
+    return 2 * 26 / 3
 
 
 def measured(name: str, where: str, says: str, words: str, judge: Measured, rule: Rule) -> Claim:
@@ -115,7 +119,7 @@ def measured(name: str, where: str, says: str, words: str, judge: Measured, rule
         judge=judge,
         rule=rule,
         page="student_teacher",
-        cost=OF_GRADIENTS,
+        cost=of_gradients,
     )
 
 

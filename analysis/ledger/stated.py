@@ -38,6 +38,7 @@ def rows(
 
 def judge_of(of: Question, one: Comparison) -> Judge:
     arm, baseline, *beside = (of.arms[name] for name in one.pairs)
+    tables = (one.table or of.sweep,)
     if one.divergences:
-        return Dies((of.sweep,), arm, baseline)
-    return Difference((of.sweep,), arm, baseline, beside=beside)
+        return Dies(tables, arm, baseline)
+    return Difference(tables, arm, baseline, beside=beside)

@@ -106,13 +106,19 @@ def finished(*sweeps: str) -> str:
 
 
 def arms(of: Question) -> str:
-    """Return a table of the arms with their mean losses and differences from bf16."""
+    """Return a table of the arms with their mean losses and differences from bf16.
+
+    An arm whose runs are in a comparison's own table has no difference: bf16 was not made beside it.
+    """
     runs = runs_of(of.sweep)
     if runs is None:
         return NOT_RUN
     less, cells = losses(of, runs), list[tuple[str, ...]]()
+    beside = {name: one.table for one in of.comparisons if one.table for name in one.pairs}
     for name, arm in of.arms.items():
         own = runs[chosen(runs, arm)]
+        if own.empty and name in beside and (others := runs_of(beside[name])) is not None:
+            own = others[chosen(others, arm)]
         if own.empty:
             cells.append((name, NOT_RUN, "", "", ""))
             continue
@@ -211,6 +217,7 @@ RECIPE_23M: Parts = {
     "arms again": partial(arms, RECIPE_AGAIN),
     "rounded down again": partial(rounded_down, RECIPE_AGAIN),
     **{f"by {words}": partial(mean_difference, claim) for words, claim in DECIDED_AGAIN.items()},
+    "by blocks of 128": partial(mean_difference, "recipe-23m-fp8-blockwise"),
     "MXFP8 at most": partial(at_most, DECIDED_AGAIN["MXFP8"]),
     **{f"pairs that {words} needs": partial(needed_units, DECIDED_AGAIN[words]) for words in ("MXFP8", "E5M2 weights")},
     "finished again": partial(finished, RECIPE_AGAIN.sweep),

@@ -7,9 +7,14 @@ from functools import cache, partial
 
 import pandas as pd
 
+from analysis.ledger.claim import judge
+from analysis.ledger.instability_runs import NOISE
+from analysis.ledger.page import verdict
+from analysis.ledger.tables import RESULTS, Tables
 from analysis.pages.marks import Parts, least_and_most, one_or_range, rows_of
 from analysis.pages.student_figures import LAST_BIN
 from analysis.pages.student_lots import counted_and_open, lot
+from analysis.statistics import Effect
 from analysis.students import measures, sharpness
 from analysis.students.arms import REPLICA, before_divergence
 from mxstudy.results import markdown
@@ -59,6 +64,26 @@ def eigenvalues() -> str:
     cells = [(arm, *(cells_of(quantity, arm)[place] for quantity, place in places)) for arm in by_measured_arm()]
     columns = ["arm", "Hessian, before", "after", "preconditioned, before", "the last before", "after"]
     return markdown(columns, cells, left=columns)
+
+
+def by_data_seed() -> str:
+    """Return a table of the numbers that decide the claims about gradients, by data seed, with the verdicts."""
+    claims = [judge(claim, Tables(RESULTS)) for claim in NOISE]
+    effects = {one.claim.id: one.evidence.found for one in claims if one.evidence}
+    found = {name: effect.units for name, effect in effects.items() if isinstance(effect, Effect)}
+    seeds = sorted({seed for units in found.values() for seed in units.index})
+    cells = [
+        (
+            one.claim.id,
+            *(f"{found[one.claim.id][seed]:.3g}" if one.claim.id in found else "-" for seed in seeds),
+            one.claim.rule.words,
+            verdict(one),
+        )
+        for one in claims
+    ]
+    return markdown(
+        ("row", *(f"data seed {seed}" for seed in seeds), "rule", "verdict"), cells, left=["row", "rule", "verdict"]
+    )
 
 
 LAST_BIN_ARMS = {
@@ -147,6 +172,7 @@ LIMIT = 2  # the limit of gradient descent
 
 MEASUREMENTS: Parts = {
     "gradient bias": gradient_bias,
+    "gradients by data seed": by_data_seed,
     "sharpness": eigenvalues,
     "last bin": last_bin,
     "normal numbers": LAST_BIN["normal numbers"],

@@ -101,13 +101,22 @@ SECTION_3_3 = (
         "MXFP8 ends as FP8 with scales of 1 x 128 and 128 x 128",
         "E4M3",
         BLOCKWISE,
+        table="recipe_23m_blockwise",
     ),
 )
 TOGETHER = (FIGURE_2, FIGURE_3, SECTION_3_3)
 RECIPE = Question("recipe_23m", "What of the MXFP8 recipe shows at 23M?", ARMS, sum(TOGETHER, ()))
 
 TOGETHER_AGAIN = tuple(
-    tuple(replace(one, id=f"{one.id}-again", says=f"in twelve other seeds {one.says}") for one in claims)
+    tuple(
+        replace(
+            one,
+            id=f"{one.id}-again",
+            says=f"in twelve other seeds {one.says}",
+            table=one.table and f"{one.table}_again",
+        )
+        for one in claims
+    )
     for claims in TOGETHER
 )
 LEFT_OUT = ("forward only", "bf16 activations", f"E5M2 weights{FLOOR}", f"E5M2 activations{FLOOR}")
