@@ -51,7 +51,7 @@ def test_the_unit_is_the_data_seed_and_open_replicas_are_left_out() -> None:
     rows[2] |= {"outcome.rising_at": 900}
     found = of(rows)
     assert found.arm.to_dict() == pytest.approx({0: 2 / 3, 1: 0.75, 2: 1, 3: 0.75})
-    assert (found.units, found.verdict, found.price) == (4, REPRODUCED, "-")
+    assert (found.units, found.verdict, found.price) == (4, REPRODUCED, "")
     interval = stats.ttest_1samp(found.arm, 0).confidence_interval()
     assert (found.value, found.low) == (pytest.approx(found.arm.mean()), pytest.approx(min(interval.low, found.low)))
     assert of(rows, claims=3).low < found.low

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
+from analysis.instability.claims import OF_FIGURE_6
 from analysis.ledger import costs
 from analysis.ledger.claim import STUDENTS, Claim, Judge
 from analysis.ledger.rules import Rule, between, equal, higher, lower
@@ -16,8 +17,7 @@ from analysis.ledger.students import Diverges, Ends, Prestated
 from analysis.ledger.tables import Tables
 from analysis.units import DEPTH, NORM, PLAN, SCALE_RULE, WIDTH
 
-HALF = 2 / 9
-OF_FIGURE_6 = (HALF, "half of its figure 6's difference at 5e-4: six of nine sizes minus two")
+HALF = OF_FIGURE_6[0]
 MORE, LESS, ALIKE = (rule(*OF_FIGURE_6) for rule in (higher, lower, equal))
 SAME_LOSS = (0.05, "ours: 5 % of the final loss")
 

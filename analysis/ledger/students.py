@@ -14,7 +14,6 @@ import pandas as pd
 
 from analysis.instability import claims as prestated
 from analysis.ledger.claim import NOT_RUN, Evidence, in_one_code, others
-from analysis.ledger.rules import UNCLEAR
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, joint_level, logrank, times
 from analysis.students import arms as replicas
@@ -109,18 +108,17 @@ class Prestated:
         found = prestated.judged(claim, runs, pd.DataFrame() if measured is None else measured, len(together))
         if found.verdict == NOT_RUN:
             raise Missing("no runs of an arm in these tables")
-        units = (found.arm - found.baseline).dropna() if claim.baseline else found.arm
         level = 100 * joint_level(len(together))
         note = f"by the rule stated before: {shown(found.value, found.low, found.high)} at {level:.4g} %"
         general = self.general(tables) if self.general else found.verdict
         if general != found.verdict:
             note += f"; by the general rules (all runs counted, 95 % for the claim alone): {general}"
         return Evidence(
-            Given(units, low=found.low, high=found.high),
+            Given(found.effect.units, low=found.low, high=found.high),
             UNITS,
             note,
             found.verdict,
-            found.price if found.verdict == UNCLEAR else "",
+            found.price,
             scale(runs[chosen(runs, claim.arm)]),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -27,7 +28,7 @@ from analysis.pages.student_lots import (
 from analysis.statistics import joint_level
 from analysis.students import arms as replicas
 from analysis.students.arms import REPLICA, middle_step, unstable
-from analysis.units import SEED, chosen
+from analysis.units import SEED
 
 GAIN_STEPS = (1200, 4800, 8900)
 CODE, TEXT = (f"MXFP8 as the text has it, teacher `{teacher}`" for teacher in ("code", "paper"))
@@ -191,11 +192,10 @@ def before(step: int) -> str:
 
 def with_more_fp32() -> str:
     """Return where the interval with KL would end if FP32 had three times as many runs, and all of these diverged."""
-    claim, found = next(iter(findings(8).items()))
-    runs = prestated.without_open(lot("loss"))
-    ours, theirs = (runs.loc[chosen(runs, arm), "diverged"].dropna() for arm in (claim.arm, claim.baseline))
-    units, level = found.arm - found.baseline, joint_level(len(findings(8)))
-    _, high = prestated.interval(claim, units, ours, pd.concat([theirs] * 3), level, len(units))
+    effect = next(iter(findings(8).values())).effect
+    ours, theirs = effect.outcomes
+    more = replace(effect, outcomes=(ours, pd.concat([theirs] * 3)))
+    _, high = more.interval(joint_level(len(findings(8))))
     return f"{high:.2f}"
 
 

@@ -43,7 +43,7 @@ def verdicts(*figures: int) -> str:
         for claim, finding in found.items():
             interval = f"{number(claim, finding.low)} .. {number(claim, finding.high)}{unit(claim)} ({level:.4g} %)"
             middle = f"{number(claim, finding.value)}{unit(claim)}"
-            cells.append((figure, claim.says, middle, interval, finding.units, finding.verdict, finding.price))
+            cells.append((figure, claim.says, middle, interval, finding.units, finding.verdict, finding.price or "-"))
     columns = ["figure", "claim", "mean", "interval", "data seeds", "verdict", "what would tell"]
     return markdown(columns, cells, left=["claim", "interval", "verdict", "what would tell"])
 
