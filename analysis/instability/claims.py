@@ -22,7 +22,7 @@ from analysis.ledger.claim import NOT_RUN
 from analysis.ledger.rules import UNCLEAR, Rule, any_higher, any_lower, between
 from analysis.statistics import ALPHA, DIFFERENCE, LEAST_UNITS, SHARE, Effect, joint_level
 from analysis.students import arms as replicas
-from analysis.students.arms import REPLICA, before_divergence, ended, middle_step, named, table
+from analysis.students.arms import REPLICA, before_divergence, ended_replicas, middle_step, named, table
 from analysis.style import runs_option
 from analysis.units import DATA_SEED, SEED, WIDTH, Arm, chosen, less
 from mxstudy import results
@@ -39,7 +39,7 @@ whole run if there is none; of these diverged: without open replicas. From, to: 
 the last such step. At the end: in the last measurement before a divergence, of the replicas that diverged; its
 median."""
 
-RATE = "lr"
+LR = "lr"
 PAIRED_COLUMNS = ("width", "learning rate", "FP32", "MX mix", "pairs", "FP32 alone", "MX mix alone")
 PAIRED_LEGEND = """\
 Diverged: of all replicas that are not open. Pairs: two replicas with the same width, rate, data seed and initial seed,
@@ -155,7 +155,7 @@ CLAIMS = (
         MORE,
         MIX,
         FP32,
-        pairs=(WIDTH, RATE, SEED),
+        pairs=(WIDTH, LR, SEED),
     ),
     PrestatedClaim(
         6,
@@ -163,8 +163,8 @@ CLAIMS = (
         "in MX mix instabilities come with larger rates",
         diverged,
         MORE,
-        MIX | {RATE: 6e-4},
-        MIX | {RATE: 2e-4},
+        MIX | {LR: 6e-4},
+        MIX | {LR: 2e-4},
         pairs=(WIDTH, SEED),
     ),
     PrestatedClaim(
@@ -216,7 +216,7 @@ class Finding(NamedTuple):
 
 
 def judged(claim: PrestatedClaim, runs: pd.DataFrame, last_bin: pd.DataFrame, claims: int) -> Finding:
-    """Judge one of `claims` claims that are judged jointly. `runs` are from `students.arms.ended`."""
+    """Judge one of `claims` claims that are judged jointly. `runs` are from `students.arms.ended_replicas`."""
     rate, runs = ALPHA / claims, without_open(runs)
     values = claim.of(runs, last_bin) if len(runs) else pd.Series(dtype=float)
     ours = values[chosen(runs, claim.arm)]
@@ -320,13 +320,13 @@ def of_widths(widths: Sequence[int]) -> str:
     return f", width {' and '.join(map(str, widths))}" if widths else ""
 
 
-def paired(runs: pd.DataFrame) -> str:
+def by_width_and_rate(runs: pd.DataFrame) -> str:
     """Return Markdown: by width and learning rate, how many diverged in FP32, in MX mix, and in only one of them.
 
     This is a description. It decides no claim.
     """
     rows = []
-    for (width, rate), own in without_open(runs).groupby([WIDTH, RATE]):
+    for (width, rate), own in without_open(runs).groupby([WIDTH, LR]):
         one, other = (own.loc[chosen(own, arm), "diverged"].dropna() for arm in (FP32, MIX))
         fp32, mix = (part.groupby([own[DATA_SEED], own[SEED]]).first() for part in (one, other))
         less = (fp32 - mix).dropna()
@@ -351,12 +351,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = options.parse_args(arguments)
     is_measured = any(claim.of in (first_gains, inputs) for claim in of_figure(given.figure))
     last_bin = results.load(given.runs, LAST_BIN) if is_measured else pd.DataFrame()
-    runs = ended(results.load(given.runs, "runs"))
+    runs = ended_replicas(results.load(given.runs, "runs"))
     print(report(runs, last_bin, given.figure))
     if is_measured:
         print(f"\n{filled(runs, last_bin)}")
     if given.figure == 6 and len(runs):
-        print(f"\n{paired(runs)}\n\n{table(runs, named(runs, ['precision', 'model.hidden_size', RATE]))}")
+        print(f"\n{by_width_and_rate(runs)}\n\n{table(runs, named(runs, ['precision', 'model.hidden_size', LR]))}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from analysis.ledger.claim import NOT_RUN, Evidence, in_one_code, others
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, joint_level, logrank, times
 from analysis.students import arms as replicas
-from analysis.students.arms import REPLICA, before_divergence
+from analysis.students.arms import REPLICA, before_divergence, ended_replicas
 from analysis.units import DATA_SEED, STEPS, Arm, chosen, ended, less, of_one_code, scale
 
 UNITS = "data seeds"
@@ -41,7 +41,7 @@ class Diverges:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline] if self.baseline else [self.arm]
-        runs, left = in_one_code(replicas.ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
+        runs, left = in_one_code(ended_replicas(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
         step = float(runs[STEPS].min()) - SHOWS_AFTER
         counted = [part[~part["open"]] for part in parts] if self.without_open else parts
@@ -103,7 +103,7 @@ class Prestated:
     def __call__(self, tables: Tables) -> Evidence:
         (claim,) = (one for one in prestated.CLAIMS if one.says == self.says)
         together = prestated.of_figure(claim.figure)
-        runs = replicas.ended(tables.load("runs", self.table))
+        runs = ended_replicas(tables.load("runs", self.table))
         measured = tables.one(self.table, prestated.LAST_BIN)
         found = prestated.judged(claim, runs, pd.DataFrame() if measured is None else measured, len(together))
         if found.verdict == NOT_RUN:
@@ -236,7 +236,7 @@ class Ends:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline]
-        runs, left = in_one_code(replicas.ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
+        runs, left = in_one_code(ended_replicas(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
         lost = [replicas.unstable(part) for part in parts]
         logs = [

@@ -19,7 +19,7 @@ from analysis.ledger.instability_language import GAIN, OPERATIONS
 from analysis.ledger.page import effect, verdict
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED
 from analysis.ledger.tables import RESULTS, Tables
-from analysis.pages.language_models import LOSS, NORM, NORMS
+from analysis.pages.language_models import LOSS, NORM_CHOICE, NORMS
 from analysis.pages.marks import Parts, share_of
 from analysis.recipe.arms_23m import FLOOR, OPERANDS, RECIPE, RECIPE_AGAIN
 from analysis.stated import Question
@@ -187,7 +187,9 @@ def by_rate(name: str) -> str:
         return NOT_RUN
     cells = []
     for rate, own in runs.groupby(RATE):
-        found = own.assign(**{LOSS: own[LOSS].mask(died(own, LOSS))}).pivot(index=SEED, columns=NORM, values=LOSS)
+        found = own.assign(**{LOSS: own[LOSS].mask(died(own, LOSS))}).pivot(
+            index=SEED, columns=NORM_CHOICE, values=LOSS
+        )
         less = [found[norm] - found["rmsnorm"] for norm in NORMS if norm != "rmsnorm"]
         said = [f"{one.mean():+.3f} ({one.min():+.3f} .. {one.max():+.3f})" for one in less]
         cells.append((power(rate), *(f"{found[norm].mean():.3f}" for norm in NORMS), *said))

@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.instability import claims as prestated
 from analysis.pages.marks import rows_of, share, share_of
 from analysis.statistics import joint_level
-from analysis.students.arms import FractionDifference, ended, middle_step, shown_interval
+from analysis.students.arms import FractionDifference, ended_replicas, middle_step, shown_interval
 from analysis.units import DATA_SEED, SEED
 from mxstudy.results import markdown
 
@@ -24,7 +24,7 @@ IN_PERCENT = prestated.inputs  # the quantity that is shown in percent
 
 @cache
 def lot(name: str) -> pd.DataFrame:
-    return ended(rows_of("runs", name))
+    return ended_replicas(rows_of("runs", name))
 
 
 @cache
