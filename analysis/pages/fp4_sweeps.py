@@ -11,7 +11,7 @@ from analysis.arm_losses import losses
 from analysis.fp4.errors import at_the_end
 from analysis.fp4.questions import QUESTIONS
 from analysis.ledger.claim import NOT_RUN
-from analysis.ledger.tables import RESULTS, Tables
+from analysis.ledger.tables import Tables
 from analysis.pages.fp4_operands import BY_OPERAND
 from analysis.pages.language_models import LOSS
 from analysis.pages.marks import Parts
@@ -154,7 +154,7 @@ PRICED = (
 
 def of_casts(sweep: str, arm: str, operands: str, statistic: tuple[str, str]) -> str:
     """Return a statistic of the saturation probe, the mean over operands, linears and runs at the last measurement."""
-    runs, measured = runs_of(sweep), Tables(RESULTS).one(sweep, "saturation")
+    runs, measured = runs_of(sweep), Tables().one(sweep, "saturation")
     if runs is None or measured is None:
         return NOT_RUN
     own = measured[measured["fingerprint"].isin(runs.loc[chosen(runs, SWEEPS[sweep].arms[arm]), "fingerprint"])]

@@ -18,7 +18,7 @@ from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.instability_language import GAIN, OPERATIONS
 from analysis.ledger.page import effect, verdict
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED
-from analysis.ledger.tables import RESULTS, Tables
+from analysis.ledger.tables import Tables
 from analysis.pages.language_models import LOSS, NORM_CHOICE, NORMS
 from analysis.pages.marks import Parts, share_of
 from analysis.recipe.arms_23m import FLOOR, OPERANDS, RECIPE, RECIPE_AGAIN
@@ -59,7 +59,7 @@ GAINS = Question(
 def judged(name: str) -> list[Judged]:
     """Return the claims that this page describes, with their verdicts."""
     own = [claim for claims in DOCUMENTS.values() for claim in claims if claim.page == name]
-    return [judge(claim, Tables(RESULTS)) for claim in own]
+    return [judge(claim, Tables()) for claim in own]
 
 
 def verdicts(name: str) -> str:
@@ -92,7 +92,7 @@ def decided(name: str) -> str:
 
 def runs_of(name: str) -> pd.DataFrame | None:
     """Return the runs of a sweep that ended, or None before they were exported."""
-    runs = Tables(RESULTS).one(name, "runs")
+    runs = Tables().one(name, "runs")
     return None if runs is None else ended(runs)
 
 
