@@ -18,7 +18,7 @@ from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, joint_level, logrank, times
 from analysis.students import arms as replicas
 from analysis.students.arms import REPLICA, before_divergence, ended_replicas
-from analysis.units import DATA_SEED, STEPS, Arm, chosen, ended, less, of_one_code, scale
+from analysis.units import DATA_SEED, STEPS, Arm, chosen, compared, ended, less, of_one_code, scale
 
 UNITS = "data seeds"
 
@@ -40,7 +40,7 @@ class Diverges:
     without_open: bool = False
 
     def __call__(self, tables: Tables) -> Evidence:
-        arms = [self.arm, self.baseline] if self.baseline else [self.arm]
+        arms = compared(self.arm, self.baseline)
         runs, left = in_one_code(ended_replicas(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
         step = float(runs[STEPS].min()) - SHOWS_AFTER
@@ -190,7 +190,7 @@ class Measured:
     before: bool = True
 
     def __call__(self, tables: Tables) -> Evidence:
-        arms = [self.arm, self.baseline] if self.baseline else [self.arm]
+        arms = compared(self.arm, self.baseline)
         runs, left = in_one_code(ended(tables.load("runs", self.table)), arms, [DATA_SEED])
         rows = tables.load(self.probe, self.table)
         units = []

@@ -8,9 +8,9 @@ from math import inf
 from analysis.ledger import arithmetic as sums
 from analysis.ledger import measured as table
 from analysis.ledger.claim import ARITHMETIC, KERNEL, PRETRAINING, Claim
-from analysis.ledger.recipe import BLACKWELL, PERPLEXITY
+from analysis.ledger.recipe import PERPLEXITY
 from analysis.ledger.rules import between, equal, none_of_them
-from analysis.ledger.training import Difference, without
+from analysis.ledger.training import Difference, without_blackwell
 from analysis.recipe.arms_23m import ARMS, RECIPE
 from analysis.stated import PLANNED_PAIRS
 
@@ -100,7 +100,7 @@ CLAIMS = (
         where="handling transposes",
         says="matrix products of all layouts need no explicit transposition",
         there="Blackwell",
-        judge=without(BLACKWELL),
+        judge=without_blackwell,
         rule=none_of_them("layouts that do"),
     ),
 )
