@@ -16,6 +16,7 @@ from analysis.pages.student_lots import (
     back,
     counted,
     difference,
+    final,
     findings,
     interval,
     lot,
@@ -77,10 +78,9 @@ def less(name: str, other: str) -> str:
     return shown(replicas.difference(ARMS[name](), ARMS[other]()))
 
 
-def final(names: Sequence[str]) -> str:
+def finals(names: Sequence[str]) -> str:
     """Return the least and the most, over these arms, of the median final loss of runs that do not diverge."""
-    medians = [own.loc[~unstable(own), "loss"].median() for own in (ARMS[name]() for name in names)]
-    return one_or_range(pd.Series(medians), ".4f")
+    return one_or_range(pd.Series([final(ARMS[name]()) for name in names]), ".4f")
 
 
 # --------------------------------------------------------------------------------------------- figure 3: the last bin
@@ -246,8 +246,8 @@ STUDENT_FIGURES: Parts = {
     "arms": partial(table_of_arms, ARMS, **{SPIKES: spikes_in_runs}),
     **{name: partial(count, name) for name in ARMS},
     "small weights, up at the end": partial(up_at_the_end, "MXFP8, small weights"),
-    "final loss, teacher `code`": partial(final, [name for name in ARMS if "KL" not in name and name != TEXT]),
-    "final loss, teacher `paper`": partial(final, [TEXT]),
+    "final loss, teacher `code`": partial(finals, [name for name in ARMS if "KL" not in name and name != TEXT]),
+    "final loss, teacher `paper`": partial(finals, [TEXT]),
     "MXFP8 minus FP32": partial(difference, 3, 0),
     "activations": lambda: f"{100 * list(findings(3).values())[2].value:.2f} %",
     "small weights minus MXFP8": partial(difference, 11, 0),
