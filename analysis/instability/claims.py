@@ -103,7 +103,6 @@ class PrestatedClaim:
     """
 
     figure: int
-    source: str
     says: str
     of: Quantity
     rule: Rule
@@ -119,10 +118,9 @@ KL, MSE = {"config.loss": "kl"}, {"config.loss": "mse"}
 XAVIER, TORCH = {"config.model.init": "xavier"}, {"config.model.init": "torch"}
 
 CLAIMS = (
-    PrestatedClaim(3, "figure 3, centre", "MXFP8 diverges more often than FP32", diverged, MORE, MX, FP32),
+    PrestatedClaim(3, "MXFP8 diverges more often than FP32", diverged, MORE, MX, FP32),
     PrestatedClaim(
         3,
-        "section 5.1; figure 3, centre",
         "before a divergence at least three quarters of the first block's gains are in the last bin",
         first_gains,
         between(FILLED, np.inf, '"nearly 75 %"'),
@@ -130,26 +128,17 @@ CLAIMS = (
     ),
     PrestatedClaim(
         3,
-        "section 5.1; figure 3, right",
         "about 1 % of the activations, 0.5 to 2 %, is in the last bin",
         inputs,
         between(0.005, 0.02, "a factor of 2"),
         MX,
     ),
     *(
-        PrestatedClaim(
-            6,
-            "appendix C.1",
-            f"at width {width} FP32 is stable at 2e-4 to 6e-4",
-            unstable,
-            STABLE,
-            FP32 | {WIDTH: width},
-        )
+        PrestatedClaim(6, f"at width {width} FP32 is stable at 2e-4 to 6e-4", unstable, STABLE, FP32 | {WIDTH: width})
         for width in (512, 768)
     ),
     PrestatedClaim(
         6,
-        "appendix C.1; figure 6",
         "at 2e-4 to 6e-4 MX mix diverges more often than FP32",
         diverged,
         MORE,
@@ -159,7 +148,6 @@ CLAIMS = (
     ),
     PrestatedClaim(
         6,
-        "appendix C.1; figure 6",
         "in MX mix instabilities come with larger rates",
         diverged,
         MORE,
@@ -167,21 +155,9 @@ CLAIMS = (
         MIX | {LR: 2e-4},
         pairs=(WIDTH, SEED),
     ),
-    PrestatedClaim(
-        8, "figure 8", "with KL, too, MXFP8 diverges more often than FP32", diverged, MORE, MX | KL, FP32 | KL
-    ),
-    PrestatedClaim(
-        8, "figure 8", "with KL more of what diverges comes back than with MSE", came_back, MORE, MX | KL, MX | MSE
-    ),
-    PrestatedClaim(
-        11,
-        "figure 11",
-        "smaller initial weights diverge less often in MXFP8",
-        diverged,
-        LESS,
-        MX | XAVIER,
-        MX | TORCH,
-    ),
+    PrestatedClaim(8, "with KL, too, MXFP8 diverges more often than FP32", diverged, MORE, MX | KL, FP32 | KL),
+    PrestatedClaim(8, "with KL more of what diverges comes back than with MSE", came_back, MORE, MX | KL, MX | MSE),
+    PrestatedClaim(11, "smaller initial weights diverge less often in MXFP8", diverged, LESS, MX | XAVIER, MX | TORCH),
 )
 
 
