@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-RESULTS = Path("results")
+from analysis.ledger.tables import RESULTS
+
 BENCHMARK = ("benchmark",)
 
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from analysis.command import Parser, command
-from analysis.figure import BENCHMARK, RESULTS, Figure, benchmark, sweep
+from analysis.figure import BENCHMARK, Figure, benchmark, sweep
 from analysis.fp4.questions import QUESTIONS
-from analysis.style import FIGURES as FOLDER
-from analysis.style import with_palette
+from analysis.ledger.tables import RESULTS
+from analysis.style import FOLDER, with_palette
 
 PUBLISHED = "published"
 

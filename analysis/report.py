@@ -25,7 +25,7 @@ from analysis.ledger.tables import Tables
 from analysis.markup import Html, Number, element, folded, table
 from analysis.mxnorm import fig03_lr_sensitivity, fig06_norm_rms, fig07_histograms, figa3_spike_scores
 from analysis.style import (
-    FIGURES,
+    FOLDER,
     baseline_option,
     check_baseline,
     load_chosen,
@@ -83,11 +83,11 @@ def page(runs: pd.DataFrame, figures: Mapping[str, Figure | None]) -> str:
     body = [element("h2", title) + part for title, part in parts.items()]
     phone = Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">')
     head = element("head", phone, element("title", experiments), element("style", Html(STYLE)))
-    top = [element("h1", experiments), element("p", written(runs)), element("p", about)]
+    top = [element("h1", experiments), element("p", day_and_commits(runs)), element("p", about)]
     return f"<!doctype html>{element('html', head, element('body', *top, *body), lang='en')}"
 
 
-def written(runs: pd.DataFrame) -> Html:
+def day_and_commits(runs: pd.DataFrame) -> Html:
     """Return the day of the report and the commits of its runs."""
     known = runs[["commit", "dirty"]].drop_duplicates().dropna(subset="commit").to_dict("records")
     code = [commit(run) for run in known] or [Html("unknown")]
@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = in_arms(runs)
     with options.usage_errors():
         text = page(runs, drawn(chosen.runs, runs))
-    to = chosen.to or FIGURES / f"{chosen.name}.html"
+    to = chosen.to or FOLDER / f"{chosen.name}.html"
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(text, encoding="utf-8")
     print(to)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from analysis.ledger.rules import Rule
 from analysis.units import STEPS, Arm
 
-PAIRS = 5
+PLANNED_PAIRS = 5
 STEPS_A_RUN, TOKENS_A_STEP = 600, 64 * 1024
 
 
@@ -52,7 +52,7 @@ class Question:
     asks: str
     arms: Mapping[str, Arm]
     comparisons: tuple[Comparison, ...]
-    seeds: range = range(PAIRS)
+    seeds: range = range(PLANNED_PAIRS)
     margin: float = 0.005
 
 

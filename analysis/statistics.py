@@ -21,6 +21,7 @@ RESAMPLES, SEED = 2000, 0
 SHOWS_AFTER = 500  # steps for which a loss must stay up to have diverged; later rises are open at the end
 
 Interval = tuple[float, float]
+SHARE, DIFFERENCE = (0.0, 1.0), (-1.0, 1.0)  # the values that a share, and a difference of two, can have
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +29,17 @@ class Effect:
     """An effect with its interval. `units` has one number per unit.
 
     For fractions, `outcomes` has 0 or 1 for every run of the arm, and of the baseline if there is one. `died` is how
-    many runs of either arm have no finite loss in the end, and how many there are.
+    many runs of either arm have no finite loss in the end, and how many there are. `bootstrapped` and `limits` are for
+    rules that were stated before the runs: without a bootstrap, and for shares that are no fractions of runs.
+    `planned` asks how so many units would show an effect if they had the mean and spread of `units`.
     """
 
     units: pd.Series
     outcomes: tuple[pd.Series, ...] = ()
     died: tuple[int, int] = (0, 0)
+    bootstrapped: bool = True
+    limits: Interval = (-np.inf, np.inf)  # the values that it can have
+    planned: int = 0
 
     @property
     def value(self) -> float:
@@ -41,7 +47,7 @@ class Effect:
 
     @property
     def count(self) -> int:
-        return len(self.units)
+        return self.planned or len(self.units)
 
     @property
     def is_enough(self) -> bool:
@@ -51,29 +57,18 @@ class Effect:
         """Return the smallest interval that contains Student's, BCa's from eight units on, and those of fractions.
 
         Those of fractions, Wilson's or Newcombe's, treat runs as independent, and give a width where all units agree.
-        An interval of fractions is cut to the values that a fraction, or a difference of two, can have.
+        The interval is cut to the values that the effect can have. Planned units have no bootstrap.
         """
         if self.count < 2:
             return np.nan, np.nan
         found = [student(self.units, level, self.count)]
-        if self.count == len(self.units) >= BOOTSTRAP_UNITS and self.units.nunique() > 1:
+        if self.bootstrapped and not self.planned and self.count >= BOOTSTRAP_UNITS and self.units.nunique() > 1:
             found.append(bootstrap(self.units, level))
         if self.outcomes:
             found.append(of_fractions(*self.outcomes, level=level, times=self.count / len(self.units)))
         lows, highs = zip(*found, strict=True)
-        widest = float(min(lows)), float(max(highs))
-        return in_range(*widest, is_difference=len(self.outcomes) > 1) if self.outcomes else widest
-
-
-@dataclass(frozen=True, eq=False)
-class Planned(Effect):
-    """An effect as `planned` units would show it that have the mean and spread of `units`, without the bootstrap."""
-
-    planned: int = 0
-
-    @property
-    def count(self) -> int:
-        return self.planned
+        least, most = (SHARE, DIFFERENCE)[len(self.outcomes) - 1] if self.outcomes else self.limits
+        return max(float(min(lows)), least), min(float(max(highs)), most)
 
 
 @dataclass(frozen=True)
@@ -93,11 +88,6 @@ Found = Effect | Exact
 
 
 # ------------------------------------------------------------------------------------------------------------ intervals
-
-
-def in_range(low: float, high: float, is_difference: bool) -> Interval:
-    """Return an interval of a fraction, cut to 0 .. 1, or of a difference of two, cut to -1 .. 1."""
-    return max(low, -1.0 if is_difference else 0.0), min(high, 1.0)
 
 
 def student(units: pd.Series, level: float, count: int = 0) -> Interval:

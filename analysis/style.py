@@ -26,9 +26,9 @@ from analysis.command import Parser, without_command
 from analysis.units import ended
 from mxstudy import results
 
-FIGURES = Path("figures")
+FOLDER = Path("figures")
 ONE_COLUMN, TWO_COLUMNS = 3.25, 6.75  # inches, as in a paper; every figure is as wide as one of them
-FORMATS = ("png", "pdf")
+FILE_FORMATS = ("png", "pdf")
 
 TOKENS = ["config.train.batch_size", "config.train.sequence_length"]  # their product is the tokens of a step
 NORMS = tuple(results.KNOWN[name] for name in ("mxnorm_p1", "rmsnorm", "mxnorm_p2"))  # for names, if no other is left
@@ -115,7 +115,7 @@ def figure_parser(
     """
     options = table_parser(name, shows, source)
     what = "files to write; both are as wide as one or two columns of a paper, 3.25 or 6.75 inches"
-    options.add_argument("--format", nargs="+", choices=FORMATS, default=FORMATS, help=what)
+    options.add_argument("--format", nargs="+", choices=FILE_FORMATS, default=FILE_FORMATS, help=what)
     return options
 
 
@@ -304,7 +304,7 @@ def cross(axes: Axes, x: pd.Series, y: pd.Series, **style: Any) -> None:
 
 def save_table(markdown: str, name: str) -> None:
     """Write figures/NAME.md and print its path."""
-    path = FIGURES / f"{name}.md"
+    path = FOLDER / f"{name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(markdown)
     print(path)
@@ -312,11 +312,11 @@ def save_table(markdown: str, name: str) -> None:
 
 def save(figure: Figure, chosen: argparse.Namespace, caption: str) -> None:
     """Write the figure as --name and --format say, and its caption as Markdown. Print the first path."""
-    paths = [FIGURES / f"{chosen.name}.{suffix}" for suffix in chosen.format]
+    paths = [FOLDER / f"{chosen.name}.{suffix}" for suffix in chosen.format]
     paths[0].parent.mkdir(parents=True, exist_ok=True)
     for path in paths:
         results.save_figure(figure, path)
-    (FIGURES / f"{chosen.name}.md").write_text(f"![{chosen.name}]({paths[0].name})\n\n{caption}")
+    (FOLDER / f"{chosen.name}.md").write_text(f"![{chosen.name}]({paths[0].name})\n\n{caption}")
     plt.close(figure)
     print(paths[0])
 

@@ -48,6 +48,11 @@ def chosen(runs: pd.DataFrame, arm: Arm) -> pd.Series:
     return is_of
 
 
+def compared(arm: Arm, baseline: Arm) -> list[Arm]:
+    """Return the arm, and its baseline if it has one."""
+    return [arm, baseline] if baseline else [arm]
+
+
 def differing(runs: pd.DataFrame, but: Collection[str] = ()) -> list[str]:
     """Return the config columns in which the runs differ, without seeds, cosmetic columns and `but`."""
     without = {*SEEDS, *but}

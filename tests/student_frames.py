@@ -33,7 +33,7 @@ def replica(fingerprint: str, number: int = 0, *, lost: float = math.nan, **colu
 
 
 def frame(*rows: dict[str, object]) -> pd.DataFrame:
-    return arms.ended(pd.DataFrame(rows))
+    return arms.ended_replicas(pd.DataFrame(rows))
 
 
 def curve(fingerprint: str, number: int, losses: np.ndarray, **columns: object) -> pd.DataFrame:

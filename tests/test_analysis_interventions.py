@@ -70,7 +70,7 @@ def test_forks_that_blow_up_stay_in_the_median(tmp_path: Path) -> None:
     gone = (metrics.pop("seed") > 0) & (since == 20)
     metrics.loc[gone, "loss"] = np.nan
     metrics = metrics[~((metrics["fork"] % 4 > 0) & (since > 20))]
-    drawn = figure.draw(figure.judged(read["forks"], read["runs"]), metrics)
+    drawn = figure.draw(figure.with_outcomes(read["forks"], read["runs"]), metrics)
     for axes in drawn.axes[:-1]:
         values = np.asarray(axes.lines[0].get_ydata(), float)
         assert np.isfinite(values[:20]).all()
@@ -80,7 +80,7 @@ def test_forks_that_blow_up_stay_in_the_median(tmp_path: Path) -> None:
 def test_curves_begin_at_the_fork(tmp_path: Path) -> None:
     write(tmp_path, {"fp32": 0, "none": 2})
     read = {kind: read_table(tmp_path / f"known_{kind}.parquet")[0] for kind in ("runs", "forks", "fork_metrics")}
-    drawn = figure.draw(figure.judged(read["forks"], read["runs"]), read["fork_metrics"])
+    drawn = figure.draw(figure.with_outcomes(read["forks"], read["runs"]), read["fork_metrics"])
     *panels, fractions = drawn.axes
     assert [label.get_text() for label in fractions.get_yticklabels()] == ["none (dashed)", "fp32"]
     shares = [line.get_xdata()[0] for line in fractions.lines]

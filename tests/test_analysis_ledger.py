@@ -16,7 +16,7 @@ from analysis.ledger import page
 from analysis.ledger.claim import IMPOSSIBLE, KINDS, NOT_RUN, PRETRAINING, Claim, judge
 from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.page import note_of, pages, tidy
-from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR, Rule, between, equal, higher
+from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR, Rule, any_higher, any_lower, between, equal, higher
 from analysis.ledger.students import Diverges
 from analysis.ledger.tables import Tables
 from analysis.ledger.training import Difference
@@ -70,6 +70,13 @@ def test_equivalence_is_two_one_sided_tests() -> None:
     assert effect(*units).interval(0.95)[1] > 0.03 > effect(*units).interval(0.90)[1]
     assert ALIKE.verdict(effect(*units)) == REPRODUCED
     assert between(-0.03, 0.03, "ours").verdict(effect(*units)) == UNCLEAR
+
+
+def test_a_small_difference_that_is_clear_is_reproduced_only_where_any_difference_was_claimed() -> None:
+    small = effect(0.01, 0.011, 0.009, 0.01)
+    assert higher(0.05, "ours").verdict(small) == CONTRADICTED
+    assert any_higher(0.05, "ours").verdict(small) == REPRODUCED
+    assert any_lower(0.05, "ours").verdict(small) == CONTRADICTED
 
 
 def test_no_arm_of_which_a_run_died_is_called_alike() -> None:

@@ -24,7 +24,7 @@ def at(rate: float, base: float, less: Sequence[float]) -> pd.DataFrame:
         {
             pilot.RATE: rate,
             pilot.SEED: seed,
-            pilot.NORM: norm,
+            pilot.NORM_CHOICE: norm,
             pilot.LOSS: base + 0.1 * seed + own * (norm == pilot.ARM),
         }
         for seed, own in enumerate(less)

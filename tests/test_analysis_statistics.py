@@ -27,6 +27,13 @@ def test_the_interval_is_students_and_from_eight_units_on_the_bootstraps_too() -
     assert Effect(many).interval(0.95) == (student(many, 0.95)[0], bootstrap(many, 0.95)[1])
 
 
+def test_planned_units_and_stated_rules_have_no_bootstrap() -> None:
+    many = units(1, 2, 3, 10, 2, 1, 1, 30)
+    assert Effect(many, bootstrapped=False).interval(0.95) == student(many, 0.95)
+    assert Effect(many, planned=20).interval(0.95) == student(many, 0.95, 20)
+    assert Effect(many, bootstrapped=False, limits=(0, 10)).interval(0.95) == (0, 10)
+
+
 def test_units_that_agree_have_an_interval_all_the_same() -> None:
     """Student's interval has no width there, but eight runs of eight that diverge are still only eight runs."""
     all_of_them = units(*[1.0] * 8)

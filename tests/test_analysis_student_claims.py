@@ -11,7 +11,7 @@ from scipy import stats
 from student_frames import frame, replica
 
 from analysis.instability import claims
-from analysis.instability.claims import CLAIMS, RATE, WIDTH, Finding, judged
+from analysis.instability.claims import CLAIMS, LR, WIDTH, Finding, judged
 from analysis.instability.fig03_overflow import COUNT
 from analysis.ledger.claim import NOT_RUN
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
@@ -51,7 +51,7 @@ def test_the_unit_is_the_data_seed_and_open_replicas_are_left_out() -> None:
     rows[2] |= {"outcome.rising_at": 900}
     found = of(rows)
     assert found.arm.to_dict() == pytest.approx({0: 2 / 3, 1: 0.75, 2: 1, 3: 0.75})
-    assert (found.units, found.verdict, found.price) == (4, REPRODUCED, "-")
+    assert (found.units, found.verdict, found.price) == (4, REPRODUCED, "")
     interval = stats.ttest_1samp(found.arm, 0).confidence_interval()
     assert (found.value, found.low) == (pytest.approx(found.arm.mean()), pytest.approx(min(interval.low, found.low)))
     assert of(rows, claims=3).low < found.low
@@ -144,7 +144,7 @@ def grid(precision: str, width: int, lost: dict[int, list[float]]) -> list[dict[
     rows = []
     for data, steps in lost.items():
         for i, at in enumerate(steps):
-            own = {"config.data_seed": data, "config.seed": i % 2, RATE: RATES[i // 2], WIDTH: width}
+            own = {"config.data_seed": data, "config.seed": i % 2, LR: RATES[i // 2], WIDTH: width}
             own |= {"config.model.num_layers": 4, "choice.precision": precision}
             own |= {"choice.fidelity": "none" if precision == "fp32" else "public_code"}
             own |= {"outcome.rising_at": 6700 if at == OPEN else math.nan}

@@ -12,7 +12,8 @@ from figure_rules import check_saved
 from PIL import Image, ImageChops, ImageStat
 
 from analysis import figures, loss_curves
-from analysis.figures import FIGURES, RESULTS, Figure
+from analysis.figures import FIGURES, Figure
+from analysis.ledger.tables import RESULTS
 from analysis.style import caption
 
 ROOT = Path(__file__).parents[1]

@@ -16,9 +16,10 @@ import torch
 from analysis.figures import FIGURES, IMAGES
 from analysis.ledger.claim import IMPOSSIBLE, NOT_RUN
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
+from analysis.ledger.tables import RESULTS
 from analysis.pages import fp4_operands, marks, mixtures, step_cost, step_memory, step_parts, step_profile
 from analysis.pages.__main__ import OF_ALL, PAGES, main
-from analysis.pages.marks import PART, RESULTS, names, rewritten
+from analysis.pages.marks import PART, names, rewritten
 from analysis.units import PLAN
 from benchmarks.train_step import ARMS, Case
 from benchmarks.training import build, model_of

@@ -20,7 +20,7 @@ from analysis.ledger.page import note_of
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
 from analysis.ledger.tables import Tables
 from analysis.pages import stated_lots
-from analysis.pages.language_models import LOSS, NORM
+from analysis.pages.language_models import LOSS, NORM_CHOICE
 from analysis.recipe.arms_23m import BLOCKWISE, RECIPE, RECIPE_AGAIN, TENSOR, TOGETHER
 from analysis.units import RATE, SEED
 from mxstudy import results
@@ -193,7 +193,7 @@ def paired_runs(p1: float, p2: float) -> pd.DataFrame:
     runs = runs_of(f"+sweep={PAIRED}", FIRST_FORM)
     loss = 2.6 + 0.2 * (np.log2(runs[RATE]) + 9).abs() + runs[SEED] / 100
     beyond = (runs[RATE] > 2.0**-6).astype(float) + np.random.default_rng(0).normal(0, 0.01, len(runs))
-    loss += beyond * (p1 * (runs[NORM] == "mxnorm_p1") + p2 * (runs[NORM] == "mxnorm_p2"))
+    loss += beyond * (p1 * (runs[NORM_CHOICE] == "mxnorm_p1") + p2 * (runs[NORM_CHOICE] == "mxnorm_p2"))
     return runs.assign(**{LOSS: loss, "loss": loss})
 
 

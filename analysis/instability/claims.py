@@ -19,16 +19,17 @@ import pandas as pd
 from analysis.command import Parser, command
 from analysis.instability.fig03_overflow import COUNT
 from analysis.ledger.claim import NOT_RUN
-from analysis.ledger.rules import CONTRADICTED, MOST_UNITS, REPRODUCED, UNCLEAR
-from analysis.statistics import LEAST_UNITS, in_range, joint_level, of_fractions, student
+from analysis.ledger.rules import UNCLEAR, Rule, any_higher, any_lower, between
+from analysis.statistics import ALPHA, DIFFERENCE, LEAST_UNITS, SHARE, Effect, joint_level
 from analysis.students import arms as replicas
-from analysis.students.arms import REPLICA, before_divergence, ended, middle_step, named, table
+from analysis.students.arms import REPLICA, before_divergence, ended_replicas, middle_step, named, table
 from analysis.style import runs_option
-from analysis.units import DATA_SEED, SEED, WIDTH, Arm, chosen
+from analysis.units import DATA_SEED, SEED, WIDTH, Arm, chosen, less
 from mxstudy import results
 
-HALF_OF_FIGURE_6 = 2 / 9  # half of 6/9 - 2/9: at 5e-4, of nine sizes, six are unstable in MXFP8 and two in FP32
-UNSTABLE_IN_FIGURE_6 = 2 / 9  # two of nine sizes are unstable at 5e-4 in FP32
+OF_FIGURE_6 = (2 / 9, "half of its figure 6's difference at 5e-4: six of nine sizes minus two")
+MORE, LESS = any_higher(*OF_FIGURE_6), any_lower(*OF_FIGURE_6)
+STABLE = between(-np.inf, 2 / 9, "its figure 6: at 5e-4 two of nine sizes are unstable in FP32")
 LAST_BIN = "last_bin"
 FILLED = 0.75
 FILLED_COLUMNS = ("arm", "filled", "of these diverged", "from step", "to step", "filled at the end", "share at the end")
@@ -38,7 +39,7 @@ whole run if there is none; of these diverged: without open replicas. From, to: 
 the last such step. At the end: in the last measurement before a divergence, of the replicas that diverged; its
 median."""
 
-RATE = "lr"
+LR = "lr"
 PAIRED_COLUMNS = ("width", "learning rate", "FP32", "MX mix", "pairs", "FP32 alone", "MX mix alone")
 PAIRED_LEGEND = """\
 Diverged: of all replicas that are not open. Pairs: two replicas with the same width, rate, data seed and initial seed,
@@ -65,6 +66,9 @@ def came_back(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
     """Return, for runs that diverged, 1 where the loss ends below 10 times its best, else 0, and NaN for all others."""
     is_back = (runs["loss"].astype(float) < 10 * runs["best_loss"].astype(float)).astype(float)
     return is_back.where(runs["diverged"] > 0)
+
+
+OF_RUNS = (diverged, unstable, came_back)  # quantities that are 0 or 1 for a run, so that a mean is a fraction
 
 
 def first_gains(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
@@ -94,34 +98,17 @@ def of_replicas(runs: pd.DataFrame, measured: pd.DataFrame, values: pd.Series, h
 class PrestatedClaim:
     """A claim about the quantity `of` in `arm`, minus that in `baseline` if there is one.
 
-    `reproduced` and `contradicted` are the ranges in which the interval must lie for that verdict. `pairs` are the
-    columns, beside the data seed, in which a replica and its partner in the other arm agree. If it is empty, replicas
-    are not paired.
+    `pairs` are the columns, beside the data seed, in which a replica and its partner in the other arm agree. If it is
+    empty, replicas are not paired.
     """
 
     figure: int
-    source: str
     says: str
     of: Quantity
+    rule: Rule
     arm: Arm
-    reproduced: tuple[float, float]
-    contradicted: tuple[tuple[float, float], ...]
     baseline: Arm = field(default_factory=dict)
     pairs: Sequence[str] = ()
-
-
-def more(
-    figure: int, source: str, says: str, of: Quantity, arm: Arm, baseline: Arm, pairs: Sequence[str] = ()
-) -> PrestatedClaim:
-    """Return the claim that a quantity is larger by any amount.
-
-    It is contradicted by an interval below half of figure 6's difference.
-    """
-    return PrestatedClaim(figure, source, says, of, arm, (0, np.inf), ((-np.inf, HALF_OF_FIGURE_6),), baseline, pairs)
-
-
-def less(figure: int, source: str, says: str, of: Quantity, arm: Arm, baseline: Arm) -> PrestatedClaim:
-    return PrestatedClaim(figure, source, says, of, arm, (-np.inf, 0), ((-HALF_OF_FIGURE_6, np.inf),), baseline)
 
 
 MX = {"choice.precision": "mxfp8", "choice.fidelity": "public_code"}
@@ -130,66 +117,47 @@ MIX = {"choice.precision": "mx_mix", "choice.fidelity": "public_code"}
 KL, MSE = {"config.loss": "kl"}, {"config.loss": "mse"}
 XAVIER, TORCH = {"config.model.init": "xavier"}, {"config.model.init": "torch"}
 
-
-def stable(width: int) -> PrestatedClaim:
-    """Return the claim that FP32 is stable.
-
-    The limit is what the paper shows for FP32 at 5e-4: two of nine sizes are unstable.
-    """
-    return PrestatedClaim(
-        6,
-        "appendix C.1",
-        f"at width {width} FP32 is stable at 2e-4 to 6e-4",
-        unstable,
-        FP32 | {WIDTH: width},
-        (-np.inf, UNSTABLE_IN_FIGURE_6),
-        ((UNSTABLE_IN_FIGURE_6, np.inf),),
-    )
-
-
 CLAIMS = (
-    more(3, "figure 3, centre", "MXFP8 diverges more often than FP32", diverged, MX, FP32),
+    PrestatedClaim(3, "MXFP8 diverges more often than FP32", diverged, MORE, MX, FP32),
     PrestatedClaim(
         3,
-        "section 5.1; figure 3, centre",
         "before a divergence at least three quarters of the first block's gains are in the last bin",
         first_gains,
+        between(FILLED, np.inf, '"nearly 75 %"'),
         MX,
-        (FILLED, np.inf),
-        ((-np.inf, FILLED),),
     ),
     PrestatedClaim(
         3,
-        "section 5.1; figure 3, right",
         "about 1 % of the activations, 0.5 to 2 %, is in the last bin",
         inputs,
+        between(0.005, 0.02, "a factor of 2"),
         MX,
-        (0.005, 0.02),
-        ((-np.inf, 0.005), (0.02, np.inf)),
     ),
-    stable(512),
-    stable(768),
-    more(
+    *(
+        PrestatedClaim(6, f"at width {width} FP32 is stable at 2e-4 to 6e-4", unstable, STABLE, FP32 | {WIDTH: width})
+        for width in (512, 768)
+    ),
+    PrestatedClaim(
         6,
-        "appendix C.1; figure 6",
         "at 2e-4 to 6e-4 MX mix diverges more often than FP32",
         diverged,
+        MORE,
         MIX,
         FP32,
-        pairs=(WIDTH, RATE, SEED),
+        pairs=(WIDTH, LR, SEED),
     ),
-    more(
+    PrestatedClaim(
         6,
-        "appendix C.1; figure 6",
         "in MX mix instabilities come with larger rates",
         diverged,
-        MIX | {RATE: 6e-4},
-        MIX | {RATE: 2e-4},
+        MORE,
+        MIX | {LR: 6e-4},
+        MIX | {LR: 2e-4},
         pairs=(WIDTH, SEED),
     ),
-    more(8, "figure 8", "with KL, too, MXFP8 diverges more often than FP32", diverged, MX | KL, FP32 | KL),
-    more(8, "figure 8", "with KL more of what diverges comes back than with MSE", came_back, MX | KL, MX | MSE),
-    less(11, "figure 11", "smaller initial weights diverge less often in MXFP8", diverged, MX | XAVIER, MX | TORCH),
+    PrestatedClaim(8, "with KL, too, MXFP8 diverges more often than FP32", diverged, MORE, MX | KL, FP32 | KL),
+    PrestatedClaim(8, "with KL more of what diverges comes back than with MSE", came_back, MORE, MX | KL, MX | MSE),
+    PrestatedClaim(11, "smaller initial weights diverge less often in MXFP8", diverged, LESS, MX | XAVIER, MX | TORCH),
 )
 
 
@@ -199,47 +167,51 @@ def of_figure(figure: int) -> list[PrestatedClaim]:
 
 
 class Finding(NamedTuple):
-    """A judged claim. `arm` and `baseline` are means by data seed, and `value` is the mean, or the mean difference.
+    """A judged claim. `arm` and `baseline` are means by data seed, and `effect` is the mean, or the mean difference.
 
-    `low` and `high` are its interval, NaN if there is none. `price` says how many data seeds would decide. `widths` are
-    those that a claim with pairs covers.
+    `low` and `high` are its interval, NaN if there is none. `price` says how many data seeds would decide, if that
+    can be said. `widths` are those that a claim with pairs covers.
     """
 
     arm: pd.Series
     baseline: pd.Series
-    value: float
+    effect: Effect
     low: float
     high: float
-    units: int
     verdict: str
     price: str
     widths: Sequence[int] = ()
 
+    @property
+    def value(self) -> float:
+        return self.effect.value
+
+    @property
+    def units(self) -> int:
+        return self.effect.count
+
 
 def judged(claim: PrestatedClaim, runs: pd.DataFrame, last_bin: pd.DataFrame, claims: int) -> Finding:
-    """Judge one of `claims` claims that are judged jointly. `runs` are from `students.arms.ended`."""
-    level, runs = joint_level(claims), without_open(runs)
+    """Judge one of `claims` claims that are judged jointly. `runs` are from `students.arms.ended_replicas`."""
+    rate, runs = ALPHA / claims, without_open(runs)
     values = claim.of(runs, last_bin) if len(runs) else pd.Series(dtype=float)
     ours = values[chosen(runs, claim.arm)]
     theirs = values[chosen(runs, claim.baseline)] if claim.baseline else values[:0]
     widths: Sequence[int] = ()
     if claim.pairs and len(runs):
         ours, theirs, widths = partners(ours, theirs, runs, claim.pairs)
-    ours, theirs = ours.dropna(), theirs.dropna()
-    one, other = (part.groupby(runs[DATA_SEED]).mean() for part in (ours, theirs))
-    units = (one - other).dropna() if claim.baseline else one
-    if len(units) < 2:
-        nothing = UNCLEAR if len(units) else NOT_RUN
-        return Finding(one, other, units.mean(), np.nan, np.nan, len(units), nothing, "-", widths)
-    low, high = interval(claim, units, ours, theirs, level, len(units))
-    verdict = UNCLEAR
-    if len(units) >= LEAST_UNITS:
-        if any(a < low and high < b for a, b in claim.contradicted):
-            verdict = CONTRADICTED
-        if claim.reproduced[0] < low and high < claim.reproduced[1]:
-            verdict = REPRODUCED
-    price = needed(claim, units, ours, theirs, level) if verdict == UNCLEAR else "-"
-    return Finding(one, other, float(units.mean()), low, high, len(units), verdict, price, widths)
+    arms = [part.dropna() for part in (ours, theirs)]
+    one, other = (part.groupby(runs[DATA_SEED]).mean() for part in arms)
+    compared = 2 if claim.baseline else 1
+    effect = Effect(
+        less([one, other][:compared]),
+        outcomes=tuple(arms[:compared]) if claim.of in OF_RUNS else (),
+        bootstrapped=False,
+        limits=DIFFERENCE if claim.baseline else SHARE,
+    )
+    verdict = claim.rule.verdict(effect, rate) if effect.count else NOT_RUN
+    price = claim.rule.price(effect, "data seeds", rate) if verdict == UNCLEAR else ""
+    return Finding(one, other, effect, *effect.interval(1 - rate), verdict, price, widths)
 
 
 def partners(
@@ -258,34 +230,14 @@ def partners(
     return ours[of_ours.isin(set(of_theirs))], theirs[of_theirs.isin(set(of_ours))], widths
 
 
-def interval(
-    claim: PrestatedClaim, units: pd.Series, ours: pd.Series, theirs: pd.Series, level: float, seeds: int
-) -> tuple[float, float]:
-    """Return the interval that `seeds` data seeds would give if they had the mean and spread of `units`."""
-    low, high = student(units, level, seeds)
-    if claim.of in (diverged, unstable, came_back):  # Student's interval has no width if all data seeds agree
-        arms = (ours, theirs) if claim.baseline else (ours,)
-        least, most = of_fractions(*arms, level=level, times=seeds / len(units))
-        low, high = min(low, least), max(high, most)
-    return in_range(low, high, is_difference=bool(claim.baseline))  # every quantity is a share
-
-
-def needed(claim: PrestatedClaim, units: pd.Series, ours: pd.Series, theirs: pd.Series, level: float) -> str:
-    """Return how many data seeds would decide the claim if they had the mean and spread of these."""
-    for seeds in range(max(len(units), LEAST_UNITS), MOST_UNITS + 1):
-        low, high = interval(claim, units, ours, theirs, level, seeds)
-        if any(a < low and high < b for a, b in (claim.reproduced, *claim.contradicted)):
-            return f"{seeds} data seeds"
-    return f"over {MOST_UNITS} data seeds"
-
-
 def report(runs: pd.DataFrame, last_bin: pd.DataFrame, figure: int) -> str:
     """Return Markdown with one line per claim, then the numbers of each data seed."""
     claims = of_figure(figure)
     found = {claim: judged(claim, runs, last_bin, len(claims)) for claim in claims}
     level = 100 * joint_level(len(claims))
     rows = [
-        (claim.says, shown(f.value), between(f.low, f.high), f.units, f.verdict, f.price) for claim, f in found.items()
+        (claim.says, shown(f.value), from_to(f.low, f.high), f.units, f.verdict, f.price or "-")
+        for claim, f in found.items()
     ]
     columns = ("claim", "mean", f"{level:.1f} %", "data seeds", "verdict", "what would tell")
     seeds = [
@@ -344,13 +296,13 @@ def of_widths(widths: Sequence[int]) -> str:
     return f", width {' and '.join(map(str, widths))}" if widths else ""
 
 
-def paired(runs: pd.DataFrame) -> str:
+def by_width_and_rate(runs: pd.DataFrame) -> str:
     """Return Markdown: by width and learning rate, how many diverged in FP32, in MX mix, and in only one of them.
 
     This is a description. It decides no claim.
     """
     rows = []
-    for (width, rate), own in without_open(runs).groupby([WIDTH, RATE]):
+    for (width, rate), own in without_open(runs).groupby([WIDTH, LR]):
         one, other = (own.loc[chosen(own, arm), "diverged"].dropna() for arm in (FP32, MIX))
         fp32, mix = (part.groupby([own[DATA_SEED], own[SEED]]).first() for part in (one, other))
         less = (fp32 - mix).dropna()
@@ -363,7 +315,7 @@ def shown(value: float) -> str:
     return f"{value:+.3g}" if np.isfinite(value) else "-"
 
 
-def between(low: float, high: float) -> str:
+def from_to(low: float, high: float) -> str:
     return f"{shown(low)} .. {shown(high)}" if np.isfinite(low) else "-"
 
 
@@ -375,12 +327,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = options.parse_args(arguments)
     is_measured = any(claim.of in (first_gains, inputs) for claim in of_figure(given.figure))
     last_bin = results.load(given.runs, LAST_BIN) if is_measured else pd.DataFrame()
-    runs = ended(results.load(given.runs, "runs"))
+    runs = ended_replicas(results.load(given.runs, "runs"))
     print(report(runs, last_bin, given.figure))
     if is_measured:
         print(f"\n{filled(runs, last_bin)}")
     if given.figure == 6 and len(runs):
-        print(f"\n{paired(runs)}\n\n{table(runs, named(runs, ['precision', 'model.hidden_size', RATE]))}")
+        print(f"\n{by_width_and_rate(runs)}\n\n{table(runs, named(runs, ['precision', 'model.hidden_size', LR]))}")
 
 
 if __name__ == "__main__":

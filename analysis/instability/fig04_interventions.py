@@ -38,7 +38,7 @@ of all forks, with Wilson's 95 % interval. Open: the loss is up there at the end
 fork: to each divergence. Final loss: median and quartiles."""
 
 
-def judged(forks: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+def with_outcomes(forks: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return the forks with columns `intervention`, `diverged` (1 or 0) and `open` (bool)."""
     named = runs.set_index("fingerprint")["choice.intervention"]
     lost = forks["diverged_at"].notna()
@@ -86,7 +86,7 @@ def draw(forks: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
             own = metrics[(metrics["point"] == point) & (metrics["intervention"] == name)]
             if len(own):
                 style = {"linestyle": CONTROLS[name], "zorder": 3} if name in CONTROLS else {}
-                band(axes, losses_by_replica(own), color, spread=False, **style)
+                band(axes, losses_by_replica(own), color, shaded=False, **style)
     limit(panels[:-1], metrics)
     panels[0].set_ylabel("training loss, median")
     draw_fractions(panels[-1], forks, points, colors)
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("instability_fig04_interventions", __doc__)
     chosen = options.parse_args(arguments)
     runs, forks, metrics = load_chosen(options, chosen, "runs", "forks", "fork_metrics")
-    forks = judged(forks, runs)
+    forks = with_outcomes(forks, runs)
     parents = ", ".join(fingerprint[:12] for fingerprint in forks["parent"].unique())
     with options.usage_errors():
         caption = f"{without_command(__doc__)}\n\nForks of {parents}.\n\n{table(forks)}"

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from analysis.command import command
-from analysis.students.arms import REPLICA, alone, ended, named, of_arms, paired, sorted_arms, table
+from analysis.students.arms import REPLICA, alone, by_pair, ended_replicas, named, of_arms, sorted_arms, table
 from analysis.students.curves import band, grid, limit, loss_label, losses_by_replica, lost_lines, note, said_of
 from analysis.style import figure_parser, load_chosen, plt, save
 from analysis.units import DEPTH, SEEDS, WIDTH
@@ -56,7 +56,7 @@ def draw_sizes(axes: plt.Axes, metrics: pd.DataFrame, runs: pd.DataFrame, size: 
     by_size = dict(list(runs.groupby(size[runs.index])))
     for name, own in ((name, by_size[name]) for name in color if name in by_size):
         losses = losses_by_replica(metrics.merge(own[REPLICA]))
-        band(axes, losses, color[name], spread=False, linewidth=0.9, label=name)
+        band(axes, losses, color[name], shaded=False, linewidth=0.9, label=name)
         lost_lines(axes, losses, own, color[name], of="max")
     note(axes, said_of(runs).replace(", ", "\n"))
 
@@ -69,7 +69,7 @@ def pairs(runs: pd.DataFrame) -> str:
     runs = runs.assign(rate=rates(runs), precision=named(runs, ["precision"]))
     rows = []
     for one, other in combinations(sorted_arms(runs["precision"]), 2):
-        less = paired(runs, "precision", one, other, KEY)
+        less = by_pair(runs, "precision", one, other, KEY)
         parts = {rate: less[rate] for rate in sorted_arms(runs["rate"])}
         parts["all rates, by size"] = less.groupby([DEPTH, WIDTH]).sum()
         rows += [signs(what, part, one, other) for what, part in parts.items() if part.any()]
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("instability_fig06_learning_rate_grid", __doc__)
     chosen = options.parse_args(arguments)
     runs, metrics = load_chosen(options, chosen, "runs", "metrics")
-    runs = ended(runs)
+    runs = ended_replicas(runs)
     arms = named(runs, ["precision"]) + ", " + rates(runs)
     save(draw(runs, metrics), chosen, f"{of_arms(runs, arms, __doc__)}\n{pairs(runs)}\n{table(runs, arms)}")
 

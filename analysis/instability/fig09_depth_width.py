@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from analysis.command import command
-from analysis.students.arms import ended, named, of_arms, sorted_arms, table
+from analysis.students.arms import ended_replicas, named, of_arms, sorted_arms, table
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, figure_parser, load_chosen, plt, save
 from analysis.units import DEPTH, WIDTH
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("instability_fig09_depth_width", __doc__)
     chosen = options.parse_args(arguments)
     (runs,) = load_chosen(options, chosen, "runs")
-    runs = ended(runs)
+    runs = ended_replicas(runs)
     arms = named(runs, ["precision", "model.num_layers", "model.hidden_size"])
     save(draw(runs), chosen, f"{of_arms(runs, arms, __doc__)}\n{table(runs, arms)}")
 

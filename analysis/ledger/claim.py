@@ -9,7 +9,7 @@ from typing import TypedDict
 
 import pandas as pd
 
-from analysis.ledger.rules import MOST_UNITS, UNCLEAR, Rule
+from analysis.ledger.rules import UNCLEAR, Rule
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import ALPHA, LEAST_UNITS, Effect, Found
 from analysis.units import Arm, chosen, differing, of_one_code, shared_units, units_of
@@ -143,14 +143,11 @@ class Judged:
     @cached_property
     def price(self) -> str:
         """Return how many units would tell, with the mean and spread of these, or '' for a verdict or no spread."""
-        if self.evidence is None or self.verdict != UNCLEAR or self.units < 2:
+        if self.evidence is None or self.verdict != UNCLEAR:
             return ""
         if self.evidence.verdict:
             return self.evidence.price
-        if not isinstance(self.evidence.found, Effect):  # arithmetic has no spread
-            return ""
-        units = self.claim.rule.needed(self.evidence.found, self.claim.rate)
-        return f"{units or f'over {MOST_UNITS}'} {self.evidence.unit}"
+        return self.claim.rule.price(self.evidence.found, self.evidence.unit, self.claim.rate)
 
     @property
     def shown_verdict(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
+from analysis.instability.claims import OF_FIGURE_6
 from analysis.ledger import costs
 from analysis.ledger.claim import STUDENTS, Claim, Judge
 from analysis.ledger.rules import Rule, between, equal, higher, lower
@@ -16,12 +17,11 @@ from analysis.ledger.students import Diverges, Ends, Prestated
 from analysis.ledger.tables import Tables
 from analysis.units import DEPTH, NORM, PLAN, SCALE_RULE, WIDTH
 
-HALF = 2 / 9
-OF_FIGURE_6 = (HALF, "half of its figure 6's difference at 5e-4: six of nine sizes minus two")
+HALF = OF_FIGURE_6[0]
 MORE, LESS, ALIKE = (rule(*OF_FIGURE_6) for rule in (higher, lower, equal))
 SAME_LOSS = (0.05, "ours: 5 % of the final loss")
 
-RATE, LOSS, TEACHER = "config.lr", "config.loss", "config.teacher.kind"
+STUDENT_LR, LOSS, TEACHER = "config.lr", "config.loss", "config.teacher.kind"
 GAIN, OPERATIONS = "config.student.gain", "config.student.vector_ops"
 CODE = {OPERATIONS: "code", TEACHER: "code", LOSS: "mse"}
 MX_CODE = CODE | {PLAN: "mxfp8"}
@@ -54,7 +54,7 @@ def general(judge: Judge, rule: Rule) -> Callable[[Tables], str]:
 FIGURES, WINDOW = "student_figures", "learning_rate_window"  # pages
 KL = {LOSS: "kl"}
 XAVIER, TORCH = ({"config.model.init": init} for init in ("xavier", "torch"))
-BOTH = (WIDTH, RATE)
+BOTH = (WIDTH, STUDENT_LR)
 
 # The rules were stated before the runs of a lot. What the general rules say is shown beside them.
 STATED = tuple(
@@ -87,7 +87,7 @@ STATED = tuple(
             (
                 *(f"window-fp32-{width}", "appendix C.1", f"at width {width} FP32 is stable at 2e-4 to 6e-4"),
                 *(f"FP32, width {width}", WINDOW),
-                Diverges((WINDOW,), FP32 | {WIDTH: width}, over=(RATE,), unstable=True),
+                Diverges((WINDOW,), FP32 | {WIDTH: width}, over=(STUDENT_LR,), unstable=True),
                 between(-inf, HALF, OF_FIGURE_6[1]),
             )
             for width in (512, 768)

@@ -175,7 +175,7 @@ CLAIMS = (
             arms=f"{words}, bf16",
             judge=Difference((RECIPE.sweep,), arm, BF16),
             rule=equal(*RESOLUTION),
-            needs=stated.PAIRS,
+            needs=stated.PLANNED_PAIRS,
             comparisons=2,
             page=RECIPE.sweep,
         )

@@ -20,8 +20,8 @@ from analysis.ledger.instability import (
     MORE,
     MX_CODE,
     OF_FIGURE_6,
-    RATE,
     SIZES,
+    STUDENT_LR,
     students,
 )
 from analysis.ledger.rules import Rule, between, higher
@@ -186,7 +186,7 @@ RATES = (
             id=f"instability-low-rates-{name.replace(' ', '-').lower()}",
             says=f"up to 1e-4 {name} is stable",
             arms=f"{name}, 1e-5 to 1e-4",
-            judge=Diverges(GRID, arm | CONSTANT | {RATE: LOW_RATES}, over=(*SIZES, RATE), unstable=True),
+            judge=Diverges(GRID, arm | CONSTANT | {STUDENT_LR: LOW_RATES}, over=(*SIZES, STUDENT_LR), unstable=True),
             rule=between(-inf, HALF, OF_FIGURE_6[1]),
         )
         for name, arm in FORMATS.items()
@@ -197,7 +197,11 @@ RATES = (
             says=f"at 5e-4 {name} is unstable more often than FP32",
             arms=f"{name}, FP32",
             judge=Diverges(
-                GRID, FORMATS[name] | CONSTANT | {RATE: 5e-4}, FP32 | CONSTANT | {RATE: 5e-4}, SIZES, unstable=True
+                GRID,
+                FORMATS[name] | CONSTANT | {STUDENT_LR: 5e-4},
+                FP32 | CONSTANT | {STUDENT_LR: 5e-4},
+                SIZES,
+                unstable=True,
             ),
             rule=MORE,
         )
@@ -208,7 +212,7 @@ RATES = (
             id=f"instability-1e-3-{name.replace(' ', '-').lower()}",
             says=f"at 1e-3 {name} is unstable in some sizes",
             arms=name,
-            judge=Diverges(GRID, arm | CONSTANT | {RATE: 1e-3}, over=SIZES, unstable=True),
+            judge=Diverges(GRID, arm | CONSTANT | {STUDENT_LR: 1e-3}, over=SIZES, unstable=True),
             rule=between(1 / 9, inf, "one of nine sizes"),
         )
         for name, arm in FORMATS.items()
@@ -219,8 +223,8 @@ RATES = (
         arms="MX mix, width 768, width 256",
         judge=Diverges(
             GRID,
-            FORMATS["MX mix"] | CONSTANT | {RATE: 1e-3, WIDTH: 768},
-            FORMATS["MX mix"] | CONSTANT | {RATE: 1e-3, WIDTH: 256},
+            FORMATS["MX mix"] | CONSTANT | {STUDENT_LR: 1e-3, WIDTH: 768},
+            FORMATS["MX mix"] | CONSTANT | {STUDENT_LR: 1e-3, WIDTH: 256},
             (SIZES[1],),
             unstable=True,
         ),
@@ -233,7 +237,7 @@ RATES = (
         judge=Diverges(
             GRID,
             FORMATS["MX mix"] | COSINE,
-            FORMATS["MX mix"] | CONSTANT | {RATE: 1e-3},
+            FORMATS["MX mix"] | CONSTANT | {STUDENT_LR: 1e-3},
             SIZES,
             unstable=True,
         ),

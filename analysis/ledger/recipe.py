@@ -9,7 +9,7 @@ from analysis.ledger import arithmetic as sums
 from analysis.ledger import measured as table
 from analysis.ledger.claim import ARITHMETIC, EVALUATION, KERNEL, PRETRAINING, Claim
 from analysis.ledger.rules import between, equal, higher, none_of_them
-from analysis.ledger.training import Dies, Difference, Scores, at_scale, without
+from analysis.ledger.training import Dies, Difference, Scores, at_scale, without_blackwell
 from analysis.units import NORM, PLAN, SCALE_RULE, STEPS, WIDTH
 
 BF16, MXFP8, FP8 = {PLAN: "bf16"}, {PLAN: "mxfp8"}, {PLAN: "fp8_tensor"}
@@ -26,7 +26,6 @@ LARGE_1T: dict[str, object] = {STEPS: 238_419, WIDTH: 4096}
 FIRST, SECOND = (8.43e8, 3.0e11, 8), (8.43e8, 1.0e12, 8)
 MIDDLE, FINAL = (2.0e9, 1.0e12, 8), (8.0e9, 1.5e13, 8)
 MAIN = "8B, 15T tokens"
-BLACKWELL = "MX matrix units: a Blackwell GPU"
 FORMATS_TABLE, ROUNDING = ("element_formats",), ("scale_rounding",)
 
 arithmetic = partial(Claim, kind=ARITHMETIC, there="any")
@@ -119,7 +118,7 @@ NUMBERS = (
         where="table 1, section 3.3",
         says="matrix products in MXFP8 have twice the throughput of bf16",
         there="GB200",
-        judge=without(BLACKWELL),
+        judge=without_blackwell,
         rule=between(1.9, inf, "ours: 5 % of 2"),
     ),
     Claim(
@@ -128,7 +127,7 @@ NUMBERS = (
         where="table 1",
         says="matrix products in MXFP4 have four times the throughput of bf16",
         there="Blackwell",
-        judge=without(BLACKWELL),
+        judge=without_blackwell,
         rule=between(3.8, inf, "ours: 5 % of 4"),
     ),
     Claim(
@@ -137,7 +136,7 @@ NUMBERS = (
         where="section 3.3",
         says="emulated MXFP8 trains as the hardware's does",
         there="2B",
-        judge=without(BLACKWELL),
+        judge=without_blackwell,
         rule=none_of_them("losses that differ"),
     ),
 )

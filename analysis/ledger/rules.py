@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
-from analysis.statistics import ALPHA, LEAST_UNITS, Effect, Found, Planned
+from analysis.statistics import ALPHA, LEAST_UNITS, Effect, Found
 
 REPRODUCED, CONTRADICTED, UNCLEAR = "reproduced", "contradicted", "cannot tell"
 MOST_UNITS = 400  # to look for a decision
@@ -45,18 +45,27 @@ class Rule:
     def needed(self, found: Effect, rate: float = ALPHA) -> int | None:
         """Return the least number of units with the mean and spread of these that decides, or None above MOST_UNITS."""
         for units in range(max(LEAST_UNITS, found.count + 1), MOST_UNITS + 1):
-            if self.verdict(Planned(found.units, found.outcomes, found.died, units), rate) != UNCLEAR:
+            if self.verdict(replace(found, planned=units), rate) != UNCLEAR:
                 return units
         return None
 
+    def price(self, found: Found, unit: str, rate: float = ALPHA) -> str:
+        """Return how many units would decide what these cannot, '14 pairs of seeds', or '' where there is no spread."""
+        if not isinstance(found, Effect) or found.count < 2:  # arithmetic has no spread
+            return ""
+        return f"{self.needed(found, rate) or f'over {MOST_UNITS}'} {unit}"
+
     def verdict(self, found: Found, rate: float = ALPHA) -> str:
-        """Return the verdict at an error rate. A difference that is clear but within the margin is contradicted."""
+        """Return the verdict at an error rate.
+
+        An interval in both ranges is reproduced, but a difference that is clear and equal within the margin is not.
+        """
         if not found.is_enough:
             return UNCLEAR
-        if any(one.holds(found, rate) for one in self.contradicted):
-            return CONTRADICTED
         is_small = any(one.equivalence and one.covers(found, rate) for one in self.contradicted)
-        return REPRODUCED if self.reproduced.holds(found, rate) and not is_small else UNCLEAR
+        if self.reproduced.holds(found, rate) and not is_small:
+            return REPRODUCED
+        return CONTRADICTED if any(one.holds(found, rate) for one in self.contradicted) else UNCLEAR
 
 
 def higher(margin: float, source: str) -> Rule:
@@ -68,6 +77,15 @@ def higher(margin: float, source: str) -> Rule:
 def lower(margin: float, source: str) -> Rule:
     ranges = Range(0, inf), Range(-margin, margin, equivalence=True)
     return Rule(f"below 0; equal within ±{margin:g} ({source}) contradicts", Range(-inf, 0), ranges)
+
+
+def any_higher(margin: float, source: str) -> Rule:
+    """Return the rule for a difference that is claimed to be above 0, by however little; below the margin it is not."""
+    return Rule(f"above 0; below {margin:g} ({source}) contradicts", Range(0, inf), (Range(-inf, margin),))
+
+
+def any_lower(margin: float, source: str) -> Rule:
+    return Rule(f"below 0; above {-margin:g} ({source}) contradicts", Range(-inf, 0), (Range(-margin, inf),))
 
 
 def equal(margin: float, source: str) -> Rule:

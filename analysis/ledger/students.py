@@ -14,12 +14,11 @@ import pandas as pd
 
 from analysis.instability import claims as prestated
 from analysis.ledger.claim import NOT_RUN, Evidence, in_one_code, others
-from analysis.ledger.rules import UNCLEAR
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, joint_level, logrank, times
 from analysis.students import arms as replicas
-from analysis.students.arms import REPLICA, before_divergence
-from analysis.units import DATA_SEED, STEPS, Arm, chosen, ended, less, of_one_code, scale
+from analysis.students.arms import REPLICA, before_divergence, ended_replicas
+from analysis.units import DATA_SEED, STEPS, Arm, chosen, compared, ended, less, of_one_code, scale
 
 UNITS = "data seeds"
 
@@ -41,8 +40,8 @@ class Diverges:
     without_open: bool = False
 
     def __call__(self, tables: Tables) -> Evidence:
-        arms = [self.arm, self.baseline] if self.baseline else [self.arm]
-        runs, left = in_one_code(replicas.ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
+        arms = compared(self.arm, self.baseline)
+        runs, left = in_one_code(ended_replicas(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
         step = float(runs[STEPS].min()) - SHOWS_AFTER
         counted = [part[~part["open"]] for part in parts] if self.without_open else parts
@@ -104,23 +103,22 @@ class Prestated:
     def __call__(self, tables: Tables) -> Evidence:
         (claim,) = (one for one in prestated.CLAIMS if one.says == self.says)
         together = prestated.of_figure(claim.figure)
-        runs = replicas.ended(tables.load("runs", self.table))
+        runs = ended_replicas(tables.load("runs", self.table))
         measured = tables.one(self.table, prestated.LAST_BIN)
         found = prestated.judged(claim, runs, pd.DataFrame() if measured is None else measured, len(together))
         if found.verdict == NOT_RUN:
             raise Missing("no runs of an arm in these tables")
-        units = (found.arm - found.baseline).dropna() if claim.baseline else found.arm
         level = 100 * joint_level(len(together))
         note = f"by the rule stated before: {shown(found.value, found.low, found.high)} at {level:.4g} %"
         general = self.general(tables) if self.general else found.verdict
         if general != found.verdict:
             note += f"; by the general rules (all runs counted, 95 % for the claim alone): {general}"
         return Evidence(
-            Given(units, low=found.low, high=found.high),
+            Given(found.effect.units, low=found.low, high=found.high),
             UNITS,
             note,
             found.verdict,
-            found.price if found.verdict == UNCLEAR else "",
+            found.price,
             scale(runs[chosen(runs, claim.arm)]),
         )
 
@@ -192,7 +190,7 @@ class Measured:
     before: bool = True
 
     def __call__(self, tables: Tables) -> Evidence:
-        arms = [self.arm, self.baseline] if self.baseline else [self.arm]
+        arms = compared(self.arm, self.baseline)
         runs, left = in_one_code(ended(tables.load("runs", self.table)), arms, [DATA_SEED])
         rows = tables.load(self.probe, self.table)
         units = []
@@ -238,7 +236,7 @@ class Ends:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline]
-        runs, left = in_one_code(replicas.ended(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
+        runs, left = in_one_code(ended_replicas(tables.load("runs", *self.tables)), arms, [DATA_SEED], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
         lost = [replicas.unstable(part) for part in parts]
         logs = [

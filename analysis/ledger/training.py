@@ -17,7 +17,7 @@ from analysis.ledger.costs import gpu_hours
 from analysis.ledger.rules import UNCLEAR
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import Effect
-from analysis.units import RATE, SEEDS, Arm, chosen, died, differing, ended, less, paired, scale
+from analysis.units import RATE, SEEDS, Arm, chosen, compared, died, differing, ended, less, paired, scale
 from mxstudy.results import bin_edges
 
 PAIRS, RUNS = "pairs of seeds", "seeds"
@@ -81,7 +81,7 @@ class Dies:
     over: Sequence[str] = ()
 
     def __call__(self, tables: Tables) -> Evidence:
-        arms = [self.arm, self.baseline] if self.baseline else [self.arm]
+        arms = compared(self.arm, self.baseline)
         runs, left = arms_of(tables, self.tables, arms, self.over)
         lost = [died(own := runs[chosen(runs, arm)], "loss").astype(float).set_axis(own.index) for arm in arms]
         units = [part.groupby([runs.loc[part.index, key] for key in SEEDS]).mean() for part in lost]
@@ -120,7 +120,7 @@ class Probed:
     baseline: Arm = field(default_factory=dict)
 
     def __call__(self, tables: Tables) -> Evidence:
-        arms = [self.arm, self.baseline] if self.baseline else [self.arm]
+        arms = compared(self.arm, self.baseline)
         runs, left = arms_of(tables, self.tables, arms, ())
         rows = tables.load(self.probe, *self.tables)
         units = []
@@ -216,10 +216,6 @@ def at_scale(parameters: float, tokens: float, runs: int, judge: Judge | None = 
     return at
 
 
-def without(what: str) -> Judge:
-    """Return the judge of a claim for which the hardware is missing."""
-
-    def judge(tables: Tables) -> Evidence:
-        raise NotPossible(what)
-
-    return judge
+def without_blackwell(tables: Tables) -> Evidence:
+    """Judge a claim for which the hardware is missing."""
+    raise NotPossible("MX matrix units: a Blackwell GPU")

@@ -8,13 +8,13 @@ from math import inf
 from analysis.ledger import arithmetic as sums
 from analysis.ledger import measured as table
 from analysis.ledger.claim import ARITHMETIC, KERNEL, PRETRAINING, Claim
-from analysis.ledger.recipe import BLACKWELL, PERPLEXITY
+from analysis.ledger.recipe import PERPLEXITY
 from analysis.ledger.rules import between, equal, none_of_them
-from analysis.ledger.training import Difference, without
+from analysis.ledger.training import Difference, without_blackwell
 from analysis.recipe.arms_23m import ARMS, RECIPE
-from analysis.stated import PAIRS
+from analysis.stated import PLANNED_PAIRS
 
-BOTH, AGAIN = "rows, columns", "columns, columns of the cast rows"
+BOTH, COLUMNS_TWICE = "rows, columns", "columns, columns of the cast rows"
 BACK, SHARDS = "rows, rows of the cast columns", "rows, rows of each shard"
 
 arithmetic = partial(Claim, kind=ARITHMETIC, there="any")
@@ -57,7 +57,7 @@ CLAIMS = (
         )
         for name, which, says in (
             ("rows-columns-decoded", BOTH, "they are numerically different once they are decoded"),
-            ("columns-from-rows", AGAIN, "the cast along columns cannot be derived from that along rows"),
+            ("columns-from-rows", COLUMNS_TWICE, "the cast along columns cannot be derived from that along rows"),
             ("rows-from-columns", BACK, "the cast along rows cannot be derived from that along columns"),
         )
     ),
@@ -91,7 +91,7 @@ CLAIMS = (
         arms="E5M2 gradients, E4M3",
         judge=Difference((RECIPE.sweep,), ARMS["E5M2 gradients"], ARMS["E4M3"]),
         rule=equal(PERPLEXITY[0], "0.50 % of perplexity, the MXFP8 recipe's section 3.3"),
-        needs=PAIRS,
+        needs=PLANNED_PAIRS,
         page=RECIPE.sweep,
     ),
     Claim(
@@ -100,7 +100,7 @@ CLAIMS = (
         where="handling transposes",
         says="matrix products of all layouts need no explicit transposition",
         there="Blackwell",
-        judge=without(BLACKWELL),
+        judge=without_blackwell,
         rule=none_of_them("layouts that do"),
     ),
 )

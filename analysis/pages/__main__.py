@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from analysis.command import Parser, command
+from analysis.ledger.tables import RESULTS
 from analysis.pages.approximation import APPROXIMATION
 from analysis.pages.equivalence import EQUIVALENCE
 from analysis.pages.fp4_sweeps import FP4
@@ -16,7 +17,7 @@ from analysis.pages.kernels import KERNELS
 from analysis.pages.language_models import PRETRAIN, SENSITIVITY
 from analysis.pages.learning_rate_window import WINDOW
 from analysis.pages.loads import DATA, EVALUATION, LAUNCH, PROBES
-from analysis.pages.marks import RESULTS, Parts, rewritten
+from analysis.pages.marks import Parts, rewritten
 from analysis.pages.mixture_losses import MOE
 from analysis.pages.mixtures import MIXTURES
 from analysis.pages.pilot import DECISION

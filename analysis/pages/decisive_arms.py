@@ -26,9 +26,7 @@ from mxstudy.results import markdown
 
 DECISIVE = ("decisive", "decisive_2", "decisive_3")
 CODE, TEXT = "code", "paper"  # teachers
-FACTORIAL = [(rounding, rule) for rounding in ("even", "away") for rule in ("floor", "rceil")]
-IN_MX = [f"gain mx, {rounding}, {rule}" for rounding, rule in FACTORIAL]
-OUT_OF_MX = [f"gain {gain}, {rounding}, {rule}" for gain in ("bf16", "fp32") for rounding, rule in FACTORIAL]
+RULES = ("floor", "rceil")
 
 
 @cache
@@ -53,9 +51,9 @@ def order() -> list[str]:
     first = ["fp32", "bf16", *(f"mxfp8, {which}" for which in ("backward only", "weights only", "forward only"))]
     first += ["mxfp8, activations only"]
     found = list(dict.fromkeys(decisive()["arm"]))
-    factorial = [name for name in found if name.startswith("gain ")]
+    gains = [name for name in found if name.startswith("gain ")]
     formats = [name for name in found if name.startswith("mxfp") and name not in first]
-    return [*first, *factorial, *formats, *(n for n in found if n not in {*first, *factorial, *formats})]
+    return [*first, *gains, *formats, *(n for n in found if n not in {*first, *gains, *formats})]
 
 
 def arms() -> str:
@@ -161,8 +159,9 @@ def over_rmsnorm() -> str:
     return least_and_most(100 * (losses[["mxnorm_p1", "mxnorm_p2"]] / losses["rmsnorm"] - 1), ".0f") + " %"
 
 
-def in_mx(rule: str) -> list[str]:
-    return [f"gain mx, {rounding}, {rule}" for rounding in ("even", "away")]
+def factorial(gains: Sequence[str], rules: Sequence[str] = RULES) -> list[str]:
+    """Return the arms of the factorial with these gains and scale rules, in both roundings."""
+    return [f"gain {gain}, {rounding}, {rule}" for gain in gains for rounding in ("even", "away") for rule in rules]
 
 
 FINAL = {
@@ -178,7 +177,7 @@ FINAL = {
 DECISIVE_ARMS: Parts = {
     "quantised forward": lambda: lost_in(quantised_forward()),
     **{f"final loss of {name}": partial(final, arm) for name, arm in FINAL.items()},
-    **{f"final loss of gains in MX, {rule}": partial(final, *in_mx(rule)) for rule in ("rceil", "floor")},
+    **{f"final loss of gains in MX, {rule}": partial(final, *factorial(["mx"], [rule])) for rule in RULES},
     "MXNorm over RMSNorm": over_rmsnorm,
     "spikes": lambda: f"{decisive()['outcome.spikes'].sum():.0f}",
     "arms": arms,
@@ -190,8 +189,8 @@ DECISIVE_ARMS: Parts = {
     "rmsnorm in bf16": partial(count_of, "bf16, rmsnorm"),
     "MXFP8 minus FP32": partial(less, REFERENCE, "fp32"),
     "teacher of the text": lambda: share_of(of_text()["diverged"] != 0),
-    "gains out of MX": lambda: counted(pd.concat(map(of_arm, OUT_OF_MX))),
-    "gains in MX": lambda: counted(pd.concat(map(of_arm, IN_MX))),
+    "gains out of MX": lambda: counted(pd.concat(map(of_arm, factorial(["bf16", "fp32"])))),
+    "gains in MX": lambda: counted(pd.concat(map(of_arm, factorial(["mx"])))),
     "rceil": partial(effect, "scale rule: rceil minus floor"),
     "up at the end": lambda: str(int(decisive()["open"].sum())),
     "runs": lambda: f"{len(decisive()):,}",

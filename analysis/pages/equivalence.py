@@ -8,8 +8,8 @@ import pandas as pd
 
 from analysis.ledger import mxnorm_training
 from analysis.ledger.claim import Claim, judge
-from analysis.ledger.tables import RESULTS, Tables
-from analysis.pages.language_models import LOSS, NORM, NORMS
+from analysis.ledger.tables import Tables
+from analysis.pages.language_models import LOSS, NORM_CHOICE, NORMS
 from analysis.pages.marks import Parts, rows_of
 from analysis.pages.pilot import BASELINE, PILOT
 from analysis.statistics import student
@@ -32,7 +32,7 @@ def runs() -> pd.DataFrame:
 @cache
 def losses() -> pd.DataFrame:
     """Return validation losses by seed (rows) and norm (columns)."""
-    return runs().pivot(index=SEED, columns=NORM, values=LOSS)
+    return runs().pivot(index=SEED, columns=NORM_CHOICE, values=LOSS)
 
 
 def less(norm: str) -> pd.Series:
@@ -45,7 +45,7 @@ def interval(norm: str) -> tuple[float, float]:
 
 
 def verdict(norm: str) -> str:
-    return judge(claims()[CLAIM_OF[norm]], Tables(RESULTS)).verdict
+    return judge(claims()[CLAIM_OF[norm]], Tables()).verdict
 
 
 def claims() -> dict[str, Claim]:

@@ -11,7 +11,7 @@ from analysis.arm_losses import losses
 from analysis.fp4.errors import at_the_end
 from analysis.fp4.questions import QUESTIONS
 from analysis.ledger.claim import NOT_RUN
-from analysis.ledger.tables import RESULTS, Tables
+from analysis.ledger.tables import Tables
 from analysis.pages.fp4_operands import BY_OPERAND
 from analysis.pages.language_models import LOSS
 from analysis.pages.marks import Parts
@@ -22,7 +22,7 @@ from analysis.units import DEPTH, chosen
 from mxstudy.results import markdown
 
 PAGE = "fp4_recipes"
-BY_SWEEP = {of.sweep: of for of in QUESTIONS}
+SWEEPS = {of.sweep: of for of in QUESTIONS}
 ON_H200 = ("fp4_where", "fp4_weight_blocks", "fp4_scales", "fp4_tail", "fp4_four_over_six")  # at one commit
 GRADIENTS = "(dgrad|wgrad)_dh"  # a pattern of the output gradients' casts
 NOISE, CLIPPED = ("sqnr_db", "{:.1f} dB"), ("overflow_fraction", "{:.1%}")
@@ -99,7 +99,7 @@ CLAIMED = {  # what a sentence calls it: the claim that it decides
 OF_CASTS = {
     **{
         f"{said} of {arm}": ("fp4_scales", arm, "", statistic)
-        for arm in BY_SWEEP["fp4_scales"].arms
+        for arm in SWEEPS["fp4_scales"].arms
         if arm != "bf16"
         for said, statistic in (("noise", NOISE), ("clipped", CLIPPED))
     },
@@ -154,10 +154,10 @@ PRICED = (
 
 def of_casts(sweep: str, arm: str, operands: str, statistic: tuple[str, str]) -> str:
     """Return a statistic of the saturation probe, the mean over operands, linears and runs at the last measurement."""
-    runs, measured = runs_of(sweep), Tables(RESULTS).one(sweep, "saturation")
+    runs, measured = runs_of(sweep), Tables().one(sweep, "saturation")
     if runs is None or measured is None:
         return NOT_RUN
-    own = measured[measured["fingerprint"].isin(runs.loc[chosen(runs, BY_SWEEP[sweep].arms[arm]), "fingerprint"])]
+    own = measured[measured["fingerprint"].isin(runs.loc[chosen(runs, SWEEPS[sweep].arms[arm]), "fingerprint"])]
     name, form = statistic
     return form.format(at_the_end(own, rf"{operands}/{name}$").mean()).replace("%", " %")
 
@@ -167,7 +167,7 @@ def of_the_forward(sweep: str) -> str:
     columns = ["arm", "noise of inputs", "clipped", "noise of weights", "clipped"]
     cells = [
         (arm, *(of_casts(sweep, arm, f"/forward_{x}", statistic) for x in "xw" for statistic in (NOISE, CLIPPED)))
-        for arm in BY_SWEEP[sweep].arms
+        for arm in SWEEPS[sweep].arms
         if arm != "bf16"
     ]
     return markdown(columns, cells, left=columns[:1])
@@ -178,7 +178,7 @@ def described(sweep: str, arm: str, baseline: str, of_baseline: str | None = Non
 
     `of_baseline` is the sweep whose table has the other arm's runs, by default the same.
     """
-    found = minus(BY_SWEEP[sweep], arm, baseline, BY_SWEEP[of_baseline or sweep])
+    found = minus(SWEEPS[sweep], arm, baseline, SWEEPS[of_baseline or sweep])
     if found is None:
         return NOT_RUN
     return with_interval(found)
@@ -195,7 +195,7 @@ def beyond(one: tuple[str, str], other: tuple[str, str]) -> str:
 
     A difference is an arm and the arm that is subtracted. Only seeds that all four arms have are counted.
     """
-    first, second = (minus(BY_SWEEP["fp4_rounding"], *arms_of_it) for arms_of_it in (one, other))
+    first, second = (minus(SWEEPS["fp4_rounding"], *arms_of_it) for arms_of_it in (one, other))
     return NOT_RUN if first is None or second is None else with_interval((first - second).dropna())
 
 
@@ -212,7 +212,7 @@ def made_twice(*sweeps: str) -> str:
 
 def same_product(arm: str, other: str) -> str:
     """Return the loss of an arm minus that of another with the same products, by pair of seeds: '+0.0001, -0.0002'."""
-    found = minus(BY_SWEEP["fp4_signs"], arm, other)
+    found = minus(SWEEPS["fp4_signs"], arm, other)
     assert found is not None
     return ", ".join(f"{value:+.4f}" for value in found)
 
@@ -239,7 +239,7 @@ def share_of_a_block(of: Question, arm: str) -> str:
 
 
 FP4: Parts = {
-    **parts(PAGE, *BY_SWEEP),
+    **parts(PAGE, *SWEEPS),
     **{f"arms of {of.sweep}": partial(arms, of) for of in QUESTIONS},
     **{said: partial(described, *of) for said, of in DIFFERENCES.items()},
     **{said: partial(of_casts, *of) for said, of in OF_CASTS.items()},
@@ -264,11 +264,11 @@ FP4: Parts = {
         for signs in ("all +1", "by call")
         for steps in (600, 2400)
     },
-    "none over bf16": partial(over_bf16, BY_SWEEP["fp4_tail"], "none"),
-    "a block of none": partial(share_of_a_block, BY_SWEEP["fp4_tail"], "none"),
-    "no transform over bf16": partial(over_bf16, BY_SWEEP["fp4_signs"], "none"),
+    "none over bf16": partial(over_bf16, SWEEPS["fp4_tail"], "none"),
+    "a block of none": partial(share_of_a_block, SWEEPS["fp4_tail"], "none"),
+    "no transform over bf16": partial(over_bf16, SWEEPS["fp4_signs"], "none"),
     **{
-        f"{gemm} of {recipe}": partial(over_bf16, BY_SWEEP["fp4_where"], f"{scales} {letter}")
+        f"{gemm} of {recipe}": partial(over_bf16, SWEEPS["fp4_where"], f"{scales} {letter}")
         for scales, recipe in BY_RECIPE
         for gemm, letter in (("forward", "F"), ("dgrad", "D"), ("wgrad", "W"))
     },

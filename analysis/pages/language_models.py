@@ -14,18 +14,18 @@ from mxstudy.results import bin_edges, markdown
 
 NORMS = {"rmsnorm": "RMSNorm", "mxnorm_p1": "MXNorm p=1", "mxnorm_p2": "MXNorm p=2"}
 PRECISIONS = {"bf16": "bf16", "mxfp8": "MXFP8"}
-PRECISION, NORM = "choice.precision", "choice.norm"
+PRECISION_CHOICE, NORM_CHOICE = "choice.precision", "choice.norm"
 LOSS = "validation_loss"
 
 
 def arm_of(run: pd.Series) -> str:
-    return f"{PRECISIONS[run[PRECISION]]} {NORMS[run[NORM]]}"
+    return f"{PRECISIONS[run[PRECISION_CHOICE]]} {NORMS[run[NORM_CHOICE]]}"
 
 
 def loss_of(runs: pd.DataFrame, seed: int, norm: str, precision: str | None = None) -> float:
     """Return the validation loss of the one run with these choices, or NaN if there is none."""
-    chosen = (runs[SEED] == seed) & (runs[NORM] == norm)
-    found = runs.loc[chosen if precision is None else chosen & (runs[PRECISION] == precision), LOSS]
+    chosen = (runs[SEED] == seed) & (runs[NORM_CHOICE] == norm)
+    found = runs.loc[chosen if precision is None else chosen & (runs[PRECISION_CHOICE] == precision), LOSS]
     assert len(found) < 2, f"{len(found)} runs with {norm} and seed {seed}"
     return float(found.iloc[0]) if len(found) else np.nan
 
@@ -67,11 +67,11 @@ def arms() -> str:
 def earlier() -> str:
     runs = before()
     seeds = sorted(runs[SEED].unique())
-    order = runs.drop_duplicates([PRECISION, NORM])
+    order = runs.drop_duplicates([PRECISION_CHOICE, NORM_CHOICE])
     columns = ["at commit `faaaffd`, one seed for weights and data", *map(str, seeds), "mean", "standard deviation"]
     cells = []
     for _, arm in order.iterrows():
-        losses = [loss_of(runs, seed, arm[NORM], arm[PRECISION]) for seed in seeds]
+        losses = [loss_of(runs, seed, arm[NORM_CHOICE], arm[PRECISION_CHOICE]) for seed in seeds]
         some = pd.Series(losses).dropna()
         spread = [f"{some.mean():.4f}", f"{some.std():.4f}"] if len(some) > 1 else ["", ""]
         cells.append([arm_of(arm), *("" if np.isnan(loss) else f"{loss:.4f}" for loss in losses), *spread])
@@ -90,12 +90,12 @@ def other_way() -> str:
 
 def spread_of_seeds() -> float:
     runs = before()
-    return float(runs.loc[runs[PRECISION] == "bf16", LOSS].std())
+    return float(runs.loc[runs[PRECISION_CHOICE] == "bf16", LOSS].std())
 
 
 def over(norm: str, seed: int, other: str, other_seed: int, precision: str) -> float:
     """Return the tokens/s of an MXFP8 run divided by those of another run."""
-    rate = pretrained().set_index([NORM, SEED, PRECISION])["tokens_per_s"]
+    rate = pretrained().set_index([NORM_CHOICE, SEED, PRECISION_CHOICE])["tokens_per_s"]
     return float(rate[norm, seed, "mxfp8"] / rate[other, other_seed, precision])
 
 
@@ -118,7 +118,7 @@ def output_rms() -> pd.DataFrame:
 
     The columns are the norms in MX except the two of the first layer.
     """
-    labels = rows_of("runs", "mxnorm_pretrain").query(f"`{NORM}`.str.startswith('mxnorm')")["fingerprint"]
+    labels = rows_of("runs", "mxnorm_pretrain").query(f"`{NORM_CHOICE}`.str.startswith('mxnorm')")["fingerprint"]
     found = rows_of("norm_output_rms", "mxnorm_pretrain")
     found = found[found["fingerprint"].isin(labels)].sort_values("step").set_index(["fingerprint", "step"])
     return found.filter(regex=r"^layers\.[1-9].*/rms$")
@@ -132,13 +132,13 @@ def rms_at(step: str) -> str:
 
 @cache
 def histograms() -> pd.DataFrame:
-    norms = rows_of("runs", "mxnorm_pretrain")[["fingerprint", NORM]]
+    norms = rows_of("runs", "mxnorm_pretrain")[["fingerprint", NORM_CHOICE]]
     return rows_of("activation_histograms", "mxnorm_pretrain").merge(norms)
 
 
 def bound_of(histograms: pd.DataFrame, norm: str) -> str:
     """Return the bound of the outputs of a norm that is in MX."""
-    (bound,) = histograms.loc[histograms[NORM] == norm, "layers.0.ffn_norm/bound"].unique()
+    (bound,) = histograms.loc[histograms[NORM_CHOICE] == norm, "layers.0.ffn_norm/bound"].unique()
     return f"{bound:.1f}".removesuffix(".0")
 
 
@@ -155,14 +155,14 @@ def of_bins(counts: np.ndarray) -> str:
 
 def tails(*norms: str) -> str:
     """Return the outermost bins of the fifth block's outputs: the least to the most over norms."""
-    own = histograms()[histograms()[NORM].isin(norms)].filter(regex=r"^layers\.4\..*/output$")
+    own = histograms()[histograms()[NORM_CHOICE].isin(norms)].filter(regex=r"^layers\.4\..*/output$")
     ends = [float(word) for counts in own.to_numpy().ravel() for word in of_bins(np.asarray(counts)).split(" to ")]
     return f"{min(ends):.1f} to {max(ends):.1f}"
 
 
 def plain_over_bf16() -> str:
     """Return the tokens/s of MXFP8 divided by those of bf16 in compiled PyTorch, at the earlier commit."""
-    runs = before().query(f"`{NORM}` == 'rmsnorm' and `{SEED}` == 0").set_index(PRECISION)["tokens_per_s"]
+    runs = before().query(f"`{NORM_CHOICE}` == 'rmsnorm' and `{SEED}` == 0").set_index(PRECISION_CHOICE)["tokens_per_s"]
     return f"{runs['mxfp8'] / runs['bf16']:.2f}"
 
 
@@ -209,7 +209,7 @@ def sensitivity_runs() -> pd.DataFrame:
 @cache
 def losses_by_rate() -> pd.DataFrame:
     """Return losses by rate and seed (rows) and norm (columns)."""
-    return sensitivity_runs().pivot(index=[RATE, SEED], columns=NORM, values=LOSS)
+    return sensitivity_runs().pivot(index=[RATE, SEED], columns=NORM_CHOICE, values=LOSS)
 
 
 @cache

@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.instability.claims import RATE
+from analysis.instability.claims import LR
 from analysis.pages import students
 from analysis.pages.marks import Parts, least_and_most, share_of
 from analysis.pages.student_lots import back, counted, difference, findings, lot, shown, verdicts
 from analysis.students import arms as replicas
-from analysis.students.arms import alone, middle_step, paired, shown_interval, unstable
+from analysis.students.arms import alone, by_pair, middle_step, shown_interval, unstable
 from analysis.units import DATA_SEED, SEEDS, WIDTH
 from mxstudy.results import markdown
 
@@ -22,19 +22,19 @@ PRECISIONS = {"fp32": "FP32", "mx_mix": "MX mix"}
 
 def window(precision: str | None = None, width: int | None = None, rate: float | None = None) -> pd.DataFrame:
     runs = lot("learning_rate_window")
-    for column, value in {"choice.precision": precision, WIDTH: width, RATE: rate}.items():
+    for column, value in {"choice.precision": precision, WIDTH: width, LR: rate}.items():
         runs = runs if value is None else runs[runs[column] == value]
     return runs
 
 
 def pairs(rate: float, width: int | None = None) -> pd.Series:
     """Return the pairs of runs of one width and seeds in both precisions."""
-    return paired(window(width=width, rate=rate), "choice.precision", "fp32", "mx_mix", [WIDTH, *SEEDS])
+    return by_pair(window(width=width, rate=rate), "choice.precision", "fp32", "mx_mix", [WIDTH, *SEEDS])
 
 
 def by_rate() -> str:
     cells = []
-    for width, rate in sorted({*window()[[WIDTH, RATE]].itertuples(index=False, name=None)}):
+    for width, rate in sorted({*window()[[WIDTH, LR]].itertuples(index=False, name=None)}):
         own = [window(precision, width, rate) for precision in PRECISIONS]
         lost = [part["diverged"] > 0 for part in own]
         both = pairs(rate, width)
@@ -92,7 +92,7 @@ def by_rates() -> str:
 
 def wider() -> str:
     """Return how much more often MX mix diverges at width 768 than at 512, by data seed, averaged over rates."""
-    return shown(replicas.difference(window("mx_mix", 768), window("mx_mix", 512), [RATE]))
+    return shown(replicas.difference(window("mx_mix", 768), window("mx_mix", 512), [LR]))
 
 
 def lost(precision: str) -> pd.DataFrame:
@@ -117,7 +117,7 @@ def dearer(width: int) -> str:
     ends = []
     for precision in PRECISIONS:
         runs = window(precision, width)
-        ends.append(runs[~unstable(runs)].groupby(RATE)["loss"].median())
+        ends.append(runs[~unstable(runs)].groupby(LR)["loss"].median())
     return least_and_most(100 * (ends[1] / ends[0] - 1), ".0f") + " %"
 
 

@@ -162,7 +162,7 @@ LAUNCH: Parts = {
 }
 
 
-class Probed(NamedTuple):
+class ProbeRun(NamedTuple):
     """Say where and when probes were measured, what computed them, and whether steps were launched ahead of the GPU."""
 
     on: str
@@ -173,12 +173,12 @@ class Probed(NamedTuple):
 
 PROBED, ON_THE_H100, BEFORE = "probe_overhead", "probe_overhead_h100_kernels", "probe_overhead_h100_pytorch"
 MEASUREMENTS = {
-    PROBED: Probed("an H200, alone", "2026-11-27", "kernels", "yes"),
-    ON_THE_H100: Probed("an H100, alone", "2026-11-27", "kernels", "yes"),
-    BEFORE: Probed("another H100, alone", "2026-11-26", "PyTorch", "yes"),
-    "probe_overhead_h200": Probed("an H200, beside `benchmarks.experts`", "2026-11-26", "PyTorch", "no"),
-    "probe_overhead_h100": Probed("an H100, beside four trainings", "2026-11-25", "PyTorch", "no"),
-    "probe_overhead_earlier": Probed("an H200, beside a tokenizer at first", "2026-11-21", "PyTorch", "no"),
+    PROBED: ProbeRun("an H200, alone", "2026-11-27", "kernels", "yes"),
+    ON_THE_H100: ProbeRun("an H100, alone", "2026-11-27", "kernels", "yes"),
+    BEFORE: ProbeRun("another H100, alone", "2026-11-26", "PyTorch", "yes"),
+    "probe_overhead_h200": ProbeRun("an H200, beside `benchmarks.experts`", "2026-11-26", "PyTorch", "no"),
+    "probe_overhead_h100": ProbeRun("an H100, beside four trainings", "2026-11-25", "PyTorch", "no"),
+    "probe_overhead_earlier": ProbeRun("an H200, beside a tokenizer at first", "2026-11-21", "PyTorch", "no"),
 }
 EVERY_100, EVERY_STEP, WATCH = "all but gradient_bias", "norm_output_rms", "spike watch, ring of features"
 

@@ -11,14 +11,13 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from analysis.ledger.tables import RESULTS
 from mxstudy import results
 
-RESULTS = Path("results")
 PART = re.compile(r"(?P<begin><!-- from: (?P<name>[^>]*?) -->)(?P<made>.*?)(?P<end><!-- end -->)", re.S)
 MARK = re.compile(r"<!-- (?:from: [^>]*?|end) -->")
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from analysis.pages.language_models import NORM
+from analysis.pages.language_models import NORM_CHOICE
 from analysis.pages.marks import Parts, rows_of, share_of
 from analysis.pages.stated_lots import arms, judged, minus, parts, runs_of
 from analysis.stated import Question
@@ -20,8 +20,8 @@ MIXTURE = Question(
     "Does a mixture of experts end at bf16's loss in MXFP8?",
     {
         "bf16, RMSNorm": {PLAN: "bf16"},
-        "MXFP8, RMSNorm": {PLAN: "mxfp8", NORM: "rmsnorm"},
-        "MXFP8, MXNorm p=2": {PLAN: "mxfp8", NORM: "mxnorm_p2"},
+        "MXFP8, RMSNorm": {PLAN: "mxfp8", NORM_CHOICE: "rmsnorm"},
+        "MXFP8, MXNorm p=2": {PLAN: "mxfp8", NORM_CHOICE: "mxnorm_p2"},
     },
     (),
 )

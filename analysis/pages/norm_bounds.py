@@ -32,7 +32,7 @@ def random_rows() -> pd.DataFrame:
     return table().query("cast == 'NVFP4' and input not in @WORST")
 
 
-def spread(column: str, hadamard: int) -> pd.DataFrame:
+def by_outer_scale(column: str, hadamard: int) -> pd.DataFrame:
     """Return a column of drawn inputs in NVFP4 by input and norm, in the order measured, one for each outer scale."""
     rows = random_rows().query("hadamard == @hadamard")
     own = rows.pivot_table(column, ["input", "norm"], "outer_scale", sort=False)
@@ -66,7 +66,7 @@ def bounds() -> str:
 def noise(hadamard: int) -> str:
     """Return the table of SQNRs under each outer scale, and of how much larger the bound is than what is reached."""
     ratio = random_rows().query("hadamard == @hadamard and outer_scale == 'bound'").set_index(["input", "norm"])
-    parts = [spread(column, hadamard) for column in ("cast_sqnr_db", "block_sqnr_db", "output_sqnr_db")]
+    parts = [by_outer_scale(column, hadamard) for column in ("cast_sqnr_db", "block_sqnr_db", "output_sqnr_db")]
     lines = []
     for cell in parts[0].index:
         looser = ratio.loc[cell, "bound"] / ratio.loc[cell, "largest"]
@@ -78,7 +78,7 @@ def noise(hadamard: int) -> str:
 
 def shares() -> str:
     """Return the table of block scales that are subnormal or 0, of inputs that have some."""
-    found = {(name, hadamard): spread(name, hadamard) for name in SHARES for hadamard in (0, 16)}
+    found = {(name, hadamard): by_outer_scale(name, hadamard) for name in SHARES for hadamard in (0, 16)}
     joined = pd.concat(found, axis=1)
     lines = [(*cell, *(f"{100 * value:.2f} %" for value in row)) for cell, row in joined.iterrows() if row.any()]
     names = {"subnormal_scales": "below 2^-6", "zero_scales": "0"}
@@ -90,7 +90,7 @@ def shares() -> str:
 
 def changed(column: str) -> str:
     """Return by how many decibels the bound in place of the absmax changes a column of drawn inputs, least to most."""
-    both = pd.concat([spread(column, hadamard) for hadamard in (0, 16)])
+    both = pd.concat([by_outer_scale(column, hadamard) for hadamard in (0, 16)])
     return least_and_most(both["bound"] - both["tensor"], "+.2f")
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.ledger.costs import together
 from analysis.ledger.mxnorm_training import MARGIN
-from analysis.pages.language_models import LOSS, NORM
+from analysis.pages.language_models import LOSS, NORM_CHOICE
 from analysis.pages.marks import Parts, rows_of
 from analysis.statistics import CONFIDENCE, student
 from analysis.units import RATE, SEED, power
@@ -38,7 +38,7 @@ class Plan:
 
 def losses(runs: pd.DataFrame) -> pd.DataFrame:
     """Return validation losses by rate and seed (rows) and norm (columns)."""
-    return runs.pivot(index=[RATE, SEED], columns=NORM, values=LOSS)
+    return runs.pivot(index=[RATE, SEED], columns=NORM_CHOICE, values=LOSS)
 
 
 def differences(runs: pd.DataFrame) -> pd.Series:
@@ -80,7 +80,7 @@ def at(rate: float) -> pd.Series:
     return differences(runs()).loc[rate]
 
 
-def spread() -> float:
+def deviation() -> float:
     return float(at(plan().rate).std(ddof=1))
 
 
@@ -118,9 +118,9 @@ def minutes(count: int) -> str:
 
 DECISION: Parts = {
     "rate": lambda: power(plan().rate),
-    "s": lambda: f"{spread():.4f}",
+    "s": lambda: f"{deviation():.4f}",
     "n": lambda: str(plan().pairs),
-    "half-width": lambda: f"{QUANTILES * spread() / plan().pairs ** 0.5:.5f}",
+    "half-width": lambda: f"{QUANTILES * deviation() / plan().pairs ** 0.5:.5f}",
     "tokens": lambda: f"{tokens() / 1e6:.1f}",
     "tokens/s": lambda: f"{speed() / 1e6:.2f}",
     "runs of the main form": lambda: str(ARMS * plan().pairs),

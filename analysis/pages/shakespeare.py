@@ -6,7 +6,7 @@ from functools import cache
 
 import pandas as pd
 
-from analysis.pages.language_models import LOSS, PRECISION, PRECISIONS
+from analysis.pages.language_models import LOSS, PRECISION_CHOICE, PRECISIONS
 from analysis.pages.marks import Parts, least_and_most, rows_of
 from analysis.statistics import CONFIDENCE, student
 from analysis.units import SEED
@@ -18,7 +18,7 @@ TABLES = "shakespeare"
 @cache
 def lowest() -> pd.DataFrame:
     """Return each run's lowest validation loss and the number of steps before it, with its precision and seed."""
-    runs = rows_of("runs", TABLES).set_index("fingerprint")[[PRECISION, SEED]]
+    runs = rows_of("runs", TABLES).set_index("fingerprint")[[PRECISION_CHOICE, SEED]]
     measured = rows_of("validation", TABLES)
     best = measured.loc[measured.groupby("fingerprint")[LOSS].idxmin()].set_index("fingerprint")
     return runs.join(best[[LOSS]].assign(steps=best["step"] + 1))
@@ -27,7 +27,7 @@ def lowest() -> pd.DataFrame:
 @cache
 def by_seed(column: str) -> pd.DataFrame:
     """Return a column of `lowest` by precision (rows, in the order of PRECISIONS) and seed (columns)."""
-    return lowest().pivot(index=PRECISION, columns=SEED, values=column).loc[list(PRECISIONS)]
+    return lowest().pivot(index=PRECISION_CHOICE, columns=SEED, values=column).loc[list(PRECISIONS)]
 
 
 def table() -> str:

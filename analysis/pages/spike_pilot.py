@@ -9,7 +9,7 @@ from functools import partial
 
 import pandas as pd
 
-from analysis.pages.language_models import LOSS, NORM, NORMS
+from analysis.pages.language_models import LOSS, NORM_CHOICE, NORMS
 from analysis.pages.marks import Parts, rows_of
 from analysis.pages.stated_lots import finished
 from analysis.units import RATE, died, power
@@ -37,8 +37,15 @@ def setting() -> str:
 
 def table() -> str:
     cells = [
-        (power(run[RATE]), run[BETA2], NORMS[run[NORM]], f"{run[LOSS]:.3f}", f"{run['spike_score']:.1f}", run["spikes"])
-        for _, run in runs().sort_values([RATE, BETA2, NORM], ascending=[True, True, False]).iterrows()
+        (
+            power(run[RATE]),
+            run[BETA2],
+            NORMS[run[NORM_CHOICE]],
+            f"{run[LOSS]:.3f}",
+            f"{run['spike_score']:.1f}",
+            run["spikes"],
+        )
+        for _, run in runs().sort_values([RATE, BETA2, NORM_CHOICE], ascending=[True, True, False]).iterrows()
     ]
     columns = ["learning rate", "beta2", "norm", "validation loss", "spike score (Eq. 22)", "events of the detector"]
     return markdown(columns, cells, left=columns[:3])

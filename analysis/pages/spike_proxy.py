@@ -7,7 +7,7 @@ from functools import cache, partial
 import numpy as np
 import pandas as pd
 
-from analysis.pages.language_models import LOSS, NORM, NORMS, bound_of, loss_of, of_bins
+from analysis.pages.language_models import LOSS, NORM_CHOICE, NORMS, bound_of, loss_of, of_bins
 from analysis.pages.marks import Parts, benchmark, least_and_most, one_or_range, rows_of
 from analysis.units import SEED
 from mxstudy.results import markdown, smoothed
@@ -23,7 +23,7 @@ def proxy_runs() -> pd.DataFrame:
 def of_run(rows: pd.DataFrame, norm: str, seed: int) -> pd.DataFrame:
     """Return the rows of one run, by step."""
     runs = proxy_runs()
-    (run,) = runs.loc[(runs[NORM] == norm) & (runs[SEED] == seed), "fingerprint"]
+    (run,) = runs.loc[(runs[NORM_CHOICE] == norm) & (runs[SEED] == seed), "fingerprint"]
     return rows[rows["fingerprint"] == run].sort_values("step").set_index("step")
 
 
@@ -34,7 +34,7 @@ def table() -> str:
     for _, run in runs.iterrows():
         cells.append(
             (
-                NORMS[run[NORM]],
+                NORMS[run[NORM_CHOICE]],
                 run[SEED],
                 run["fingerprint"][:12],
                 f"{run[LOSS]:.4f}",
@@ -116,7 +116,7 @@ def massive(norm: str, seed: int) -> str:
 
 
 def bound(norm: str) -> str:
-    norms = proxy_runs()[["fingerprint", NORM]]
+    norms = proxy_runs()[["fingerprint", NORM_CHOICE]]
     return bound_of(rows_of("activation_histograms", "spike_proxy").merge(norms), norm)
 
 

@@ -18,8 +18,8 @@ from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.instability_language import GAIN, OPERATIONS
 from analysis.ledger.page import effect, verdict
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED
-from analysis.ledger.tables import RESULTS, Tables
-from analysis.pages.language_models import LOSS, NORM, NORMS
+from analysis.ledger.tables import Tables
+from analysis.pages.language_models import LOSS, NORM_CHOICE, NORMS
 from analysis.pages.marks import Parts, share_of
 from analysis.recipe.arms_23m import FLOOR, OPERANDS, RECIPE, RECIPE_AGAIN
 from analysis.stated import Question
@@ -59,7 +59,7 @@ GAINS = Question(
 def judged(name: str) -> list[Judged]:
     """Return the claims that this page describes, with their verdicts."""
     own = [claim for claims in DOCUMENTS.values() for claim in claims if claim.page == name]
-    return [judge(claim, Tables(RESULTS)) for claim in own]
+    return [judge(claim, Tables()) for claim in own]
 
 
 def verdicts(name: str) -> str:
@@ -92,7 +92,7 @@ def decided(name: str) -> str:
 
 def runs_of(name: str) -> pd.DataFrame | None:
     """Return the runs of a sweep that ended, or None before they were exported."""
-    runs = Tables(RESULTS).one(name, "runs")
+    runs = Tables().one(name, "runs")
     return None if runs is None else ended(runs)
 
 
@@ -193,7 +193,9 @@ def by_rate(name: str) -> str:
         return NOT_RUN
     cells = []
     for rate, own in runs.groupby(RATE):
-        found = own.assign(**{LOSS: own[LOSS].mask(died(own, LOSS))}).pivot(index=SEED, columns=NORM, values=LOSS)
+        found = own.assign(**{LOSS: own[LOSS].mask(died(own, LOSS))}).pivot(
+            index=SEED, columns=NORM_CHOICE, values=LOSS
+        )
         less = [found[norm] - found["rmsnorm"] for norm in NORMS if norm != "rmsnorm"]
         said = [f"{one.mean():+.3f} ({one.min():+.3f} .. {one.max():+.3f})" for one in less]
         cells.append((power(rate), *(f"{found[norm].mean():.3f}" for norm in NORMS), *said))

@@ -10,12 +10,12 @@ from analysis.pages.marks import Parts, benchmark, row, rows
 from analysis.pages.step_floor import FLOORS
 from analysis.pages.step_memory import MEMORY, SOME
 from analysis.pages.step_profile import (
-    AGAIN,
     BF16,
     GPU,
     MODELS,
     MXFP8,
     MXNORM,
+    NEWER_FILES,
     NO_RANDOM,
     NVFP4,
     PROFILE,
@@ -31,7 +31,7 @@ SMALL = {"llama_1b_small": "small llama_1b", "llama_125m_small": "small llama_12
 MORE_ARMS = "train_step_h200_llama_125m_more_arms"
 FILES = {  # of the H200: {name on the page: model, file}
     **{model: (model, name_of(model, GPU)) for model in (*MODELS, *SMALL)},
-    "llama_1b, again": ("llama_1b", AGAIN["llama_1b", GPU]),
+    "llama_1b, again": ("llama_1b", NEWER_FILES["llama_1b", GPU]),
     "llama_125m, more arms": ("llama_125m", MORE_ARMS),
 }
 ALL_ARMS = {"llama_1b": name_of("llama_1b", GPU), "llama_125m": MORE_ARMS}
@@ -200,7 +200,7 @@ TRAIN_STEP: Parts = {
     "by kernels": partial(by_kernels, {model: model for model in MODELS} | SMALL),
     **{f"rounds of {said}": partial(rounds, name) for said, (_, name) in FILES.items()},
     **{f"rounds of {model}, H100": partial(rounds, name_of(model, "H100")) for model in MODELS},
-    "rounds of llama_1b, again, H100": partial(rounds, AGAIN["llama_1b", "H100"]),
+    "rounds of llama_1b, again, H100": partial(rounds, NEWER_FILES["llama_1b", "H100"]),
     **PROFILE,
     **FLOORS,
     **MEMORY,

@@ -40,7 +40,8 @@ NEWER_TILES = {SWIGLU_CASTS: "ours, 32 x 64 x 2"}  # {part: the tile of now}, wh
 H200, H100 = "parts", "parts_h100"
 NEWER, BEFORE = "parts_h100_norms", "parts_h100_before"  # norms and the cross-entropy, and the latter by older code
 NORMS = {"H200": "parts_h200_norms", "H100": "parts_h100_norms_llama_125m"}  # with today's tiles
-OWN_AGAIN = {("H100", "norm backward"): "ours, 4 x 1024 x 4"}  # our own tile, which the run lists among the others
+# {(GPU, part): our own tile}, where a run lists it among the others. No table says which tile is ours.
+OWN_TILES = {("H100", "norm backward"): "ours, 4 x 1024 x 4"}
 CASTS = {"H200": "operands", "H100": "operands_h100"}
 HEADS, KV_HEADS, HEAD_SIZE = 16, 4, 64  # of conf/model/llama_125m.yaml
 ROTARY_MS = 2.0  # what the rotary embedding of a step of llama_125m was to take at most
@@ -134,7 +135,7 @@ def norms() -> str:
         for part in ("norm forward", "norm backward"):
             own, compiled = ours(part, name), row(name, part=part, by="inductor")
             others = [one for one in rows(name) if one["part"] == part and one["by"].startswith(OTHER_TILE)]
-            best = fastest([one for one in others if one["by"] != OWN_AGAIN.get((gpu, part))])
+            best = fastest([one for one in others if one["by"] != OWN_TILES.get((gpu, part))])
             cells.append(
                 (
                     f"{SAID[part][0]}, {columns} columns, {gpu}",

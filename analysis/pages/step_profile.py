@@ -52,7 +52,7 @@ class Model(NamedTuple):
 MODELS = {"llama_1b": Model(16, 2048, 0.57), "llama_125m": Model(8, 1024, 0.52)}
 GPU = "H200"  # whose profiles are of whole rounds
 # newer files with some of the arms, and more rounds
-AGAIN = {("llama_1b", gpu): f"train_step_{gpu.lower()}_llama_1b_again" for gpu in (GPU, "H100")}
+NEWER_FILES = {("llama_1b", gpu): f"train_step_{gpu.lower()}_llama_1b_again" for gpu in (GPU, "H100")}
 
 
 def name_of(model: str, gpu: str) -> str:
@@ -61,7 +61,7 @@ def name_of(model: str, gpu: str) -> str:
 
 def newest(model: str, gpu: str, arm: str) -> str:
     """Return the name of the newest file that has this arm of a model."""
-    again = AGAIN.get((model, gpu))
+    again = NEWER_FILES.get((model, gpu))
     return again if again and arm in {one["arm"] for one in rows(again)} else name_of(model, gpu)
 
 

@@ -11,7 +11,7 @@ from analysis.ledger.instability import ACTIVATION, DEPTH
 from analysis.ledger.instability_runs import HEADS, MOMENTUM
 from analysis.pages.marks import Parts, rows_of, share_of
 from analysis.pages.stated_lots import decided, verdicts
-from analysis.pages.student_lots import SPIKES, counted, lot, spikes_in_runs, table_of_arms
+from analysis.pages.student_lots import SPIKES, counted, final, lot, spikes_in_runs, table_of_arms
 from analysis.students.arms import middle_step, quartiles, unstable
 from analysis.units import Arm, chosen
 
@@ -38,11 +38,6 @@ def runs_of(name: str, settings: Arm) -> pd.DataFrame:
 
 
 ARMS: dict[str, Callable[[], pd.DataFrame]] = {name: partial(runs_of, *of) for name, of in OF.items()}
-
-
-def final(runs: pd.DataFrame) -> float:
-    """Return the median final loss of the runs that neither diverged nor are up at the end."""
-    return float(runs.loc[~unstable(runs), "loss"].median())
 
 
 def final_loss(runs: pd.DataFrame) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -15,6 +16,7 @@ from analysis.pages.student_lots import (
     back,
     counted,
     difference,
+    final,
     findings,
     interval,
     lot,
@@ -27,7 +29,7 @@ from analysis.pages.student_lots import (
 from analysis.statistics import joint_level
 from analysis.students import arms as replicas
 from analysis.students.arms import REPLICA, middle_step, unstable
-from analysis.units import SEED, chosen
+from analysis.units import SEED
 
 GAIN_STEPS = (1200, 4800, 8900)
 CODE, TEXT = (f"MXFP8 as the text has it, teacher `{teacher}`" for teacher in ("code", "paper"))
@@ -76,10 +78,9 @@ def less(name: str, other: str) -> str:
     return shown(replicas.difference(ARMS[name](), ARMS[other]()))
 
 
-def final(names: Sequence[str]) -> str:
+def finals(names: Sequence[str]) -> str:
     """Return the least and the most, over these arms, of the median final loss of runs that do not diverge."""
-    medians = [own.loc[~unstable(own), "loss"].median() for own in (ARMS[name]() for name in names)]
-    return one_or_range(pd.Series(medians), ".4f")
+    return one_or_range(pd.Series([final(ARMS[name]()) for name in names]), ".4f")
 
 
 # --------------------------------------------------------------------------------------------- figure 3: the last bin
@@ -191,11 +192,10 @@ def before(step: int) -> str:
 
 def with_more_fp32() -> str:
     """Return where the interval with KL would end if FP32 had three times as many runs, and all of these diverged."""
-    claim, found = next(iter(findings(8).items()))
-    runs = prestated.without_open(lot("loss"))
-    ours, theirs = (runs.loc[chosen(runs, arm), "diverged"].dropna() for arm in (claim.arm, claim.baseline))
-    units, level = found.arm - found.baseline, joint_level(len(findings(8)))
-    _, high = prestated.interval(claim, units, ours, pd.concat([theirs] * 3), level, len(units))
+    effect = next(iter(findings(8).values())).effect
+    ours, theirs = effect.outcomes
+    more = replace(effect, outcomes=(ours, pd.concat([theirs] * 3)))
+    _, high = more.interval(joint_level(len(findings(8))))
     return f"{high:.2f}"
 
 
@@ -246,8 +246,8 @@ STUDENT_FIGURES: Parts = {
     "arms": partial(table_of_arms, ARMS, **{SPIKES: spikes_in_runs}),
     **{name: partial(count, name) for name in ARMS},
     "small weights, up at the end": partial(up_at_the_end, "MXFP8, small weights"),
-    "final loss, teacher `code`": partial(final, [name for name in ARMS if "KL" not in name and name != TEXT]),
-    "final loss, teacher `paper`": partial(final, [TEXT]),
+    "final loss, teacher `code`": partial(finals, [name for name in ARMS if "KL" not in name and name != TEXT]),
+    "final loss, teacher `paper`": partial(finals, [TEXT]),
     "MXFP8 minus FP32": partial(difference, 3, 0),
     "activations": lambda: f"{100 * list(findings(3).values())[2].value:.2f} %",
     "small weights minus MXFP8": partial(difference, 11, 0),

@@ -6,7 +6,7 @@ from functools import cache, partial
 
 import pandas as pd
 
-from analysis.instability.fig04_interventions import CONTROLS, REDRAWN, judged
+from analysis.instability.fig04_interventions import CONTROLS, REDRAWN, with_outcomes
 from analysis.pages.marks import Parts, least_and_most, rows_of, share_of
 from analysis.pages.student_lots import counted, counted_and_open, shown
 from analysis.students.arms import difference, shown_interval
@@ -32,7 +32,7 @@ POINTS = FIRST, LAST = "0.88", "before 10"
 
 @cache
 def forks(table: str) -> pd.DataFrame:
-    return judged(rows_of("forks", table), rows_of("runs", table))
+    return with_outcomes(rows_of("forks", table), rows_of("runs", table))
 
 
 def at(point: str, name: str, table: str) -> pd.DataFrame:

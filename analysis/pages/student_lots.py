@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.instability import claims as prestated
 from analysis.pages.marks import rows_of, share, share_of
 from analysis.statistics import joint_level
-from analysis.students.arms import FractionDifference, ended, middle_step, shown_interval
+from analysis.students.arms import FractionDifference, ended_replicas, middle_step, shown_interval, unstable
 from analysis.units import DATA_SEED, SEED
 from mxstudy.results import markdown
 
@@ -24,7 +24,7 @@ IN_PERCENT = prestated.inputs  # the quantity that is shown in percent
 
 @cache
 def lot(name: str) -> pd.DataFrame:
-    return ended(rows_of("runs", name))
+    return ended_replicas(rows_of("runs", name))
 
 
 @cache
@@ -43,7 +43,7 @@ def verdicts(*figures: int) -> str:
         for claim, finding in found.items():
             interval = f"{number(claim, finding.low)} .. {number(claim, finding.high)}{unit(claim)} ({level:.4g} %)"
             middle = f"{number(claim, finding.value)}{unit(claim)}"
-            cells.append((figure, claim.says, middle, interval, finding.units, finding.verdict, finding.price))
+            cells.append((figure, claim.says, middle, interval, finding.units, finding.verdict, finding.price or "-"))
     columns = ["figure", "claim", "mean", "interval", "data seeds", "verdict", "what would tell"]
     return markdown(columns, cells, left=["claim", "interval", "verdict", "what would tell"])
 
@@ -100,6 +100,11 @@ def spikes_in_runs(runs: pd.DataFrame) -> str:
     found = runs["outcome.spikes"]
     in_runs = (found > 0).sum()
     return f"{found.sum():.0f}, in {in_runs} runs" if in_runs else "none"
+
+
+def final(runs: pd.DataFrame) -> float:
+    """Return the median final loss of the runs that neither diverged nor are up at the end."""
+    return float(runs.loc[~unstable(runs), "loss"].median())
 
 
 def counted(runs: pd.DataFrame) -> str:

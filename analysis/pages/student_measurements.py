@@ -114,14 +114,14 @@ def last_bin() -> str:
                 own_rows = measured.merge(own[[*REPLICA, "outcome.diverged_at"]]).sort_values("step")
                 living = before_divergence(own_rows).groupby(REPLICA)
                 most, last = living["gains"].max(), living["gains"].last()
-                ends = "-" if which == " that do not" else measures.spread(last.tolist())
+                ends = "-" if which == " that do not" else measures.median_and_range(last.tolist())
                 cells.append(
                     (
                         name + which,
                         len(own),
-                        measures.spread(most.tolist()),
+                        measures.median_and_range(most.tolist()),
                         ends,
-                        measures.spread(living["inputs"].median().tolist()),
+                        measures.median_and_range(living["inputs"].median().tolist()),
                     )
                 )
     columns = [

@@ -14,7 +14,7 @@ from analysis.pages.marks import Parts, rows
 from analysis.pages.student_forks import FORKS
 from analysis.pages.student_lots import counted_and_open, lot
 from analysis.pages.student_measurements import MEASUREMENTS
-from analysis.students.arms import alone, paired, shown_interval
+from analysis.students.arms import alone, by_pair, shown_interval
 from analysis.units import DEPTH, WIDTH
 from mxstudy.results import markdown
 
@@ -57,7 +57,7 @@ def counted(width: int, rate: str, precision: str | None = None) -> str:
 @cache
 def grid_pairs(one: str, other: str) -> pd.Series:
     """Return the pairs of students of two precisions, by rate, size and seeds."""
-    return paired(grid(), "choice.precision", one, other, KEY)
+    return by_pair(grid(), "choice.precision", one, other, KEY)
 
 
 def only(precision: str, rate: str) -> str:

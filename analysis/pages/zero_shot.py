@@ -8,7 +8,7 @@ from functools import cache, partial
 import pandas as pd
 
 from analysis.mxnorm.table02_zero_shot import QUESTION
-from analysis.pages.language_models import LOSS, NORM, NORMS, before, loss_of
+from analysis.pages.language_models import LOSS, NORM_CHOICE, NORMS, before, loss_of
 from analysis.pages.marks import Parts, least_and_most, rows_of
 from analysis.units import SEED
 from mxstudy import results
@@ -28,7 +28,7 @@ def scores(seed: int) -> pd.DataFrame:
     """Return one row per task, form and norm of the models of one seed."""
     found = rows_of("scores", f"olmes_seed{seed}")
     trained = rows_of("runs", "olmes_training")
-    norms = dict(zip(trained["fingerprint"].str[:12], trained[NORM], strict=True))
+    norms = dict(zip(trained["fingerprint"].str[:12], trained[NORM_CHOICE], strict=True))
     return found.assign(norm=found["checkpoint"].str.split("/").str[0].map(norms))
 
 
@@ -87,7 +87,7 @@ def mean_bits(norm: str, seed: int) -> float:
 
 def losses(seed: int) -> str:
     runs = rows_of("runs", "olmes_training")
-    of = runs[runs[SEED] == seed].set_index(NORM)[LOSS]
+    of = runs[runs[SEED] == seed].set_index(NORM_CHOICE)[LOSS]
     return ", ".join(f"{of[norm]:.3f}" for norm in NORMS)
 
 

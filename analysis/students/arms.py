@@ -31,7 +31,7 @@ at the end, too late to tell whether they diverged. 95 %: Wilson's interval. Fir
 the replicas that have one. Final loss: median and quartiles; losses that are not finite count as infinite."""
 
 
-def ended(runs: pd.DataFrame) -> pd.DataFrame:
+def ended_replicas(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the replicas of the ended stacks, with columns `diverged` (1 or 0) and `open` (bool).
 
     Raises ConfigError if the runs are not of students.
@@ -48,7 +48,7 @@ def unstable(runs: pd.DataFrame) -> pd.Series:
     return (runs["diverged"] > 0) | runs["open"]
 
 
-def paired(runs: pd.DataFrame, column: str, one: str, other: str, key: Sequence[str]) -> pd.Series:
+def by_pair(runs: pd.DataFrame, column: str, one: str, other: str, key: Sequence[str]) -> pd.Series:
     """Return a number for each two runs that agree in `key`, one with `one` and one with `other` in a column.
 
     It is 1 if only the first diverged, -1 if only the other did, else 0.
@@ -58,7 +58,7 @@ def paired(runs: pd.DataFrame, column: str, one: str, other: str, key: Sequence[
 
 
 def alone(pairs: pd.Series) -> tuple[int, int]:
-    """Return in how many pairs, from `paired`, only the first diverged, and in how many only the other."""
+    """Return in how many pairs, from `by_pair`, only the first diverged, and in how many only the other."""
     return int((pairs > 0).sum()), int((pairs < 0).sum())
 
 
@@ -105,7 +105,7 @@ def ranked(words: Sequence[str]) -> dict[str, float]:
 
 
 def table(runs: pd.DataFrame, arms: pd.Series) -> str:
-    """Return Markdown with one line per arm. `runs` are from `ended`."""
+    """Return Markdown with one line per arm. `runs` are from `ended_replicas`."""
     rows = ([arm, *cells(runs[arms == arm])] for arm in sorted_arms(arms))
     return results.markdown(COLUMNS, rows, left=["arm"]) + f"\n\n{LEGEND}\n"
 

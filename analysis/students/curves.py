@@ -51,11 +51,11 @@ def bins(values: pd.DataFrame) -> np.ndarray:
     return np.asarray(steps[np.arange(len(steps)) // size * size])
 
 
-def band(axes: Axes, values: pd.DataFrame, color: Any, spread: bool = True, **style: Any) -> None:
+def band(axes: Axes, values: pd.DataFrame, color: Any, shaded: bool = True, **style: Any) -> None:
     """Draw median and quartiles over replicas (columns), each first reduced to medians over neighbouring steps."""
     middles = values.groupby(bins(values)).quantile(0.5, interpolation="lower")
     low, middle, high = np.nanquantile(middles.to_numpy(), QUANTILES, axis=1, method="inverted_cdf")
-    if spread and values.shape[1] > 1:
+    if shaded and values.shape[1] > 1:
         axes.fill_between(middles.index, low, finite(high, 1e30), color=color, alpha=0.18, linewidth=0, label=BAND)
     dots: dict[str, Any] = {"marker": ".", "markersize": 4} if len(middles) < DOTTED else {}
     axes.plot(middles.index, finite(middle), color=color, **dots, **style)
@@ -86,7 +86,7 @@ def loss_lines(
     colors: dict[str, Any],
     counted: dict[str, pd.DataFrame] | None = None,
 ) -> None:
-    """Draw the losses of each arm's replicas (from `students.arms.ended`), and above them how many diverged.
+    """Draw the losses of each arm's replicas (from `students.arms.ended_replicas`), and above them how many diverged.
 
     The baselines FP32 and bf16 are dashed and on top. `counted` are all replicas of each arm, if only some are drawn.
     """

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.command import command
-from analysis.students.arms import FractionDifference, column_of, difference, ended, of_arms, table
+from analysis.students.arms import FractionDifference, column_of, difference, ended_replicas, of_arms, table
 from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 from mxstudy import results
 
@@ -47,8 +47,8 @@ Interval = Any  # has value, low and high: a Fraction or a FractionDifference
 
 
 def with_factors(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return `students.arms.ended` with one column per factor, and `arm`, which names everything except the teacher."""
-    done = ended(runs)
+    """Return `ended_replicas` with one column per factor, and `arm`, which names everything except the teacher."""
+    done = ended_replicas(runs)
     done = done.assign(**{name: column_of(done, key) for name, (key, _, _) in FACTORS.items()})
     precision, norm = column_of(done, "precision"), column_of(done, "norm")
     factorial = done["gain"].map("gain {}".format) + ", " + done["rounding"] + ", " + done["scale rule"]

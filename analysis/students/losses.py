@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.command import command
-from analysis.students.arms import ended, named, of_arms, sorted_arms, table
+from analysis.students.arms import ended_replicas, named, of_arms, sorted_arms, table
 from analysis.students.curves import UNITS, grid, limit, loss_label, loss_lines
 from analysis.style import colors, figure_parser, load_chosen, save
 from mxstudy.results import legend
@@ -23,7 +23,7 @@ from mxstudy.results import legend
 def draw(
     runs: pd.DataFrame, metrics: pd.DataFrame, columns: Sequence[str], rows: Sequence[str], lines: Sequence[str]
 ) -> Figure:
-    """Draw the figure. `runs` are from `students.arms.ended`.
+    """Draw the figure. `runs` are from `students.arms.ended_replicas`.
 
     Raises ValueError for a key that the runs do not have.
     """
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.add_argument(option, nargs="+", default=default, metavar="KEY", help=what)
     chosen = options.parse_args(arguments)
     runs, metrics = load_chosen(options, chosen, "runs", "metrics")
-    runs = ended(runs)
+    runs = ended_replicas(runs)
     with options.usage_errors():
         arms = named(runs, [*chosen.rows, *chosen.columns, *chosen.lines])
         figure = draw(runs, metrics, chosen.columns, chosen.rows, chosen.lines)

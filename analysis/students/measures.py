@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.students.arms import REPLICA, ended, named, of_arms, sorted_arms, table
+from analysis.students.arms import REPLICA, ended_replicas, named, of_arms, sorted_arms, table
 from analysis.students.curves import band, by_replica, grid, limit, loss_label, loss_lines, lost_lines
 from analysis.style import figure_parser, load_chosen, save
 from mxstudy import results
@@ -105,15 +105,15 @@ def cells(runs: pd.DataFrame, measured: pd.DataFrame, column: str) -> list[str]:
     steps = -since[since < 0].groupby([found[key] for key in REPLICA]).max()
     above = sum(values[-1] > values[:-1].max() for values in last)
     return [
-        spread([np.median(values) for values in before.values()]),
-        spread([values[-1] for values in last]),
+        median_and_range([np.median(values) for values in before.values()]),
+        median_and_range([values[-1] for values in last]),
         f"{steps.min():.0f} .. {steps.max():.0f}" if last else "-",
         f"{above} of {len(last)}" if last else "-",
-        spread([np.median(values) for values in after.values()]),
+        median_and_range([np.median(values) for values in after.values()]),
     ]
 
 
-def spread(values: Sequence[float]) -> str:
+def median_and_range(values: Sequence[float]) -> str:
     return f"{np.median(values):.3g} ({min(values):.3g} .. {max(values):.3g})" if len(values) else "-"
 
 
@@ -139,7 +139,7 @@ def make_measures(
     options.add_argument("--around-divergence", type=int, metavar="STEPS", help=around)
     chosen = options.parse_args(arguments)
     runs, metrics, *frames = load_chosen(options, chosen, "runs", "metrics", *probes)
-    runs = ended(runs)
+    runs = ended_replicas(runs)
     with options.usage_errors():
         arms = named(runs, chosen.columns)
     said = medians(runs, arms, rows_of(*frames))

@@ -32,6 +32,11 @@ def none_but_rehearsals(runs_dir: Path) -> str:
     return next((f" but rehearsals, in {path}/" for path, pattern in there.items() if find_runs(path, pattern)), "")
 
 
+def figures_of(runs: Iterable[RunFolder]) -> Path:
+    """Return the folder for figures of these runs, which is another one if a run is a rehearsal."""
+    return Path("figures", REHEARSALS) if any(run.is_rehearsal for run in runs) else Path("figures")
+
+
 def runs_of(runs: Iterable[RunFolder], name: str) -> list[RunFolder]:
     """Return the runs that the sweep or experiment of that name asked for, with its membership.
 

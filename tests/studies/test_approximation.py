@@ -12,6 +12,7 @@ import torch
 from commands import killed_at, run
 from each import each, slow_but
 from pandas.testing import assert_frame_equal
+from tracked import make_folder
 
 from mxstudy import results
 from mxstudy.config import Approximation, read_run
@@ -136,6 +137,11 @@ def test_the_terminal_has_the_tables_in_80_columns_and_how_to_draw_them(said: st
     assert [line.split()[4] for line in commands] == list(study.FIGURES)
     path = the_run(folder).path.relative_to(folder)
     assert all(line.endswith(f"--runs {path}") for line in commands)
+
+
+def test_the_figures_of_a_rehearsal_go_to_a_folder_of_their_own(tmp_path: Path) -> None:
+    rehearsal = make_folder(tmp_path, label="debug=smoke")
+    assert study.how_to_draw(rehearsal).startswith("figures, into figures/rehearsals/:\n")
 
 
 @pytest.mark.integration

@@ -20,6 +20,7 @@ from mxstudy.results import terminal as tables
 from mxstudy.studies.approximation.recipe_errors import recipe_errors
 from mxstudy.studies.approximation.tables import TABLES, Measure
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import figures_of
 from mxstudy.tracking.journal import replace_journal
 from mxstudy.train.recorder import finish_and_mirror
 
@@ -78,9 +79,8 @@ def report(folder: RunFolder, measured: Collection[str]) -> None:
 def how_to_draw(*folders: RunFolder) -> str:
     """Return the commands that draw the figures of these runs."""
     paths = " ".join(str(folder.path) for folder in folders)
-    return "\n".join(
-        ["figures, into figures/:"] + [f"  python -m mxstudy figure {name} --runs {paths}" for name in FIGURES]
-    )
+    commands = [f"  python -m mxstudy figure {name} --runs {paths}" for name in FIGURES]
+    return "\n".join([f"figures, into {figures_of(folders)}/:", *commands])
 
 
 def grid(title: str, *columns: str) -> Table:

@@ -13,10 +13,10 @@ from rich.text import Text
 from mxstudy import results
 from mxstudy.results.run_arms import ArmRow
 from mxstudy.results.terminal import LEFT, grid
-from mxstudy.tracking.folder import REHEARSALS, RunFolder
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.found_runs import figures_of
 from mxstudy.tracking.mlflow_parent import Summary
 
-FIGURES = Path("figures")
 RUN_ID = "MLflow run"
 SURVIVORS = "†"
 LOSS = "validation_loss"
@@ -37,8 +37,7 @@ def summarise(named: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Su
     console = Console(highlight=False)
     console.print(terminal_table(rows, console.width, console.is_terminal))
     print("\n".join(notes))
-    place = FIGURES / REHEARSALS if any(folder.is_rehearsal for folder in folders) else FIGURES
-    figure = draw_losses(folders, runs, place / f"{folders[0].membership().experiment}.png")
+    figure = draw_losses(folders, runs, figures_of(folders) / f"{folders[0].membership().experiment}.png")
     print(f"loss curves: {figure}", flush=True)
     return Summary("\n\n".join([markdown_table(rows), *notes]), [figure], in_one_line(rows))
 
