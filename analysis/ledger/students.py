@@ -15,7 +15,7 @@ import pandas as pd
 from analysis.instability import claims as prestated
 from analysis.ledger.claim import NOT_RUN, Evidence, in_one_code, others
 from analysis.ledger.tables import Missing, Tables
-from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, joint_level, logrank, times
+from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, logrank, times
 from analysis.students import arms as replicas
 from analysis.students.arms import REPLICA, before_divergence, ended_replicas
 from analysis.units import DATA_SEED, STEPS, Arm, chosen, compared, ended, less, of_one_code, scale
@@ -92,50 +92,25 @@ def described(ours: pd.DataFrame, theirs: pd.DataFrame) -> str:
 class Prestated:
     """A judge by the rule that results/prestated.md fixed before the runs.
 
-    Where the general rule differs, it is shown too. `says` names a claim of analysis.instability.claims, and `table` is
-    the lot's. `general` has the judge and the rule with which the general rule judges the same claim.
+    `table` is the lot's. `general` says what the general rules say, which is shown where it differs.
     """
 
-    says: str
+    claim: prestated.PrestatedClaim
     table: str
     general: Callable[[Tables], str] | None = None
 
     def __call__(self, tables: Tables) -> Evidence:
-        (claim,) = (one for one in prestated.CLAIMS if one.says == self.says)
-        together = prestated.of_figure(claim.figure)
+        together = prestated.of_figure(self.claim.figure)
         runs = ended_replicas(tables.load("runs", self.table))
         measured = tables.one(self.table, prestated.LAST_BIN)
-        found = prestated.judged(claim, runs, pd.DataFrame() if measured is None else measured, len(together))
+        found = prestated.judged(self.claim, runs, pd.DataFrame() if measured is None else measured, len(together))
         if found.verdict == NOT_RUN:
             raise Missing("no runs of an arm in these tables")
-        level = 100 * joint_level(len(together))
-        note = f"by the rule stated before: {shown(found.value, found.low, found.high)} at {level:.4g} %"
-        general = self.general(tables) if self.general else found.verdict
+        note, general = "by the rule stated before", self.general(tables) if self.general else found.verdict
         if general != found.verdict:
             note += f"; by the general rules (all runs counted, 95 % for the claim alone): {general}"
-        return Evidence(
-            Given(found.effect.units, low=found.low, high=found.high),
-            UNITS,
-            note,
-            found.verdict,
-            found.price,
-            scale(runs[chosen(runs, claim.arm)]),
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Given(Effect):
-    """An effect whose interval another rule has computed."""
-
-    low: float = np.nan
-    high: float = np.nan
-
-    def interval(self, level: float) -> tuple[float, float]:
-        return self.low, self.high
-
-
-def shown(value: float, low: float, high: float) -> str:
-    return f"{value:+.3g} ({low:+.3g} .. {high:+.3g})"
+        here = scale(runs[chosen(runs, self.claim.arm)])
+        return Evidence(found.effect, UNITS, note, found.verdict, found.price, here)
 
 
 # ---------------------------------------------------------------------------------------------------------------- forks
