@@ -1,7 +1,7 @@
 """The grouped product under FP32 scales on a GPU, for experts whose operands have an outer scale or FP32 block scales.
 
-The operator and its reference are `mxstudy.numerics.experts.scaled_grouped_mm`, because experts are computed there. As
-in torch's grouped GEMM the ends of groups are read on the device: programs that have no rows end at once.
+The operator and its reference are `mxstudy.numerics.grouped_gemm.scaled_grouped_mm`, because experts are computed
+there. As in torch's grouped GEMM the ends of groups are read on the device: programs that have no rows end at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.kernels.operators import BF16, ENOUGH, ceil_power_of_two, launch
-from mxstudy.numerics.experts import GROUPED_BLOCKS, scaled_grouped_mm
+from mxstudy.numerics.grouped_gemm import GROUPED_BLOCKS, scaled_grouped_mm
 from mxstudy.reader import require
 
 TILES = ((128, 128, 8), (64, 64, 4))  # rows, columns and warps: large tiles, and small ones for small products

@@ -27,7 +27,8 @@ from mxstudy.model.linear import MXLinear, NormLinear, Sources, bounds_for
 from mxstudy.model.norm import Norm, build_norm
 from mxstudy.model.seeds import normal_weight
 from mxstudy.numerics.dispatch import Dispatch, combine, dispatch_of, to_rows
-from mxstudy.numerics.experts import GROUPED_BLOCKS, Together
+from mxstudy.numerics.experts import Together
+from mxstudy.numerics.grouped_gemm import GROUPED_BLOCKS
 from mxstudy.numerics.norm_linear import center, row_mean
 from mxstudy.numerics.readers import NormOutput, normed, read_norm, read_rows
 

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
 
-from mxstudy.compat import torch_grouped_mm
 from mxstudy.config.casts import Cast
 from mxstudy.numerics.cast import pre_rounded
 from mxstudy.numerics.dispatch import Dispatch, to_rows
@@ -31,100 +29,13 @@ from mxstudy.numerics.gemms import (
     common_block_size,
     dgrad_gemm,
     forward_gemm,
-    gemm,
     wgrad_gemm,
 )
 from mxstudy.numerics.grid import to_dtype
+from mxstudy.numerics.grouped_gemm import grouped_mm, scaled_grouped_mm
 from mxstudy.numerics.random_bits import CALL, Draws
 from mxstudy.numerics.scales import absmax_bits
 from mxstudy.reader import require
-
-GROUPED_BLOCKS = (16, 32, 64, 128)  # sizes of the blocks whose FP32 scales a grouped GEMM takes
-
-# ---------------------------------------------------------------------------------------------------- grouped GEMM
-
-
-def _loop_of_products(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
-    """Compute torch._grouped_mm: groups of a's rows times b's matrices, or groups of both contraction axes."""
-    ends = ends_E.tolist()
-    bounds = list(zip([0, *ends[:-1]], ends, strict=True))
-    if b.ndim == 3:
-        return torch.cat([a[start:end] @ b[i] for i, (start, end) in enumerate(bounds)])
-    return torch.stack([a[:, start:end] @ b[start:end] for start, end in bounds])
-
-
-# On CPU it is an opaque operator: compiled, torch._grouped_mm takes no FP32, which operands have there.
-_opaque_grouped_mm = library.custom_op("mxstudy::grouped_mm", _loop_of_products, mutates_args=())
-
-
-@_opaque_grouped_mm.register_fake
-def empty_product(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
-    """Return an empty tensor of the product's shape."""
-    return a.new_empty((a.shape[0], b.shape[-1]) if b.ndim == 3 else (len(ends_E), a.shape[0], b.shape[-1]))
-
-
-def grouped_mm(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
-    """Return a [N, K] times b [E, K, M] by groups of rows, or the groups of a [M, N] times b [N, K]: [E, M, K].
-
-    `ends_E`: int32, where each group of the N ends; the last one is N. bf16 on a GPU, FP32 on a CPU.
-    """
-    product = _opaque_grouped_mm if a.device.type == "cpu" else torch_grouped_mm.grouped_mm
-    return product(a, b, ends_E)
-
-
-@library.custom_op("mxstudy::scaled_grouped_mm", mutates_args=())
-def scaled_grouped_mm(
-    a: Tensor,
-    b: Tensor,
-    a_scales: Tensor | None,
-    b_scales: Tensor | None,
-    ends_E: Tensor,
-    a_blocks: Tensor | None = None,
-    b_blocks: Tensor | None = None,
-    block_size: int = 0,
-) -> Tensor:
-    """Return `grouped_mm`, each sum in FP32 multiplied by its scales before it is rounded, once, to a's dtype.
-
-    `a_scales` are for the rows of the results, `b_scales` for their columns: float32 [E or 1, rows or 1] and [E or 1,
-    columns or 1]; an axis of 1 has one scale for all, and None is 1. With a `block_size` a sum is that of its blocks of
-    the contraction axis, each multiplied by its scales before they are added: `a_blocks` and `b_blocks`, float32 of the
-    shapes of a and b but for that axis, or None. No block lies in two groups. The kernel:
-    `mxstudy.kernels.scaled_grouped_mm`.
-    """
-    ends, columns = ends_E.tolist(), b.shape[-1]
-    of_rows, of_columns = (
-        None if s is None else s.expand(len(ends), size) for s, size in ((a_scales, len(a)), (b_scales, columns))
-    )
-
-    def of(scales: Tensor | None, *where: Any) -> Tensor | None:
-        return None if scales is None else scales[where]
-
-    def scaled(i: int, one: Tensor, other: Tensor, rows: slice, of_one: tuple[Any, ...], of_other: Any) -> Tensor:
-        left = Operand(one, of(of_rows, i, rows, None), of(a_blocks, *of_one), block_size)
-        right = Operand(other, of(of_columns, i), of(b_blocks, of_other), block_size)
-        return gemm(left, right, a.dtype)
-
-    def inside(i: int, group: slice) -> Tensor:
-        if group.start == group.stop:
-            return a.new_zeros(len(a), columns)
-        size = block_size or 1  # without blocks nothing reads the slice
-        blocks = slice(group.start // size, group.stop // size)
-        return scaled(i, a[:, group], b[group], slice(None), (slice(None), blocks), blocks)
-
-    groups = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    if b.ndim == 3:
-        return torch.cat([scaled(i, a[rows], b[i], rows, (rows,), i) for i, rows in enumerate(groups)])
-    return torch.stack([inside(i, group) for i, group in enumerate(groups)])
-
-
-@scaled_grouped_mm.register_fake
-def _(
-    a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | None, ends_E: Tensor, *blocks: object
-) -> Tensor:
-    return empty_product(a, b, ends_E)
-
-
-# ------------------------------------------------------------------------------------------------------- two ways
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from mxstudy.kernels.scaled_grouped_mm import TILES, TILES_BY_BLOCKS, launch_cud
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import apply_precision
 from mxstudy.numerics import experts
-from mxstudy.numerics.experts import scaled_grouped_mm
+from mxstudy.numerics.grouped_gemm import scaled_grouped_mm
 from mxstudy.reader import ConfigError
 
 pytestmark = pytest.mark.integration

@@ -15,7 +15,7 @@ from mxstudy.model.moe import mixtures_of
 from mxstudy.model.norm import Norm
 from mxstudy.model.precision import apply_precision
 from mxstudy.numerics.dispatch import dispatch_of
-from mxstudy.numerics.experts import grouped_mm
+from mxstudy.numerics.grouped_gemm import grouped_mm
 from mxstudy.train.runtime import configure_torch
 
 pytestmark = pytest.mark.gpu
