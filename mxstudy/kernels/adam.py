@@ -30,7 +30,7 @@ def adam_(
 
     rows, columns = p.shape[-2:]
     known = constants(held.casts if held else NO_CAST)
-    tile = tile_of(rows, columns, known.block, elements=2048)
+    tile = tile_of(rows, columns, known.block)
     tiles = rows * columns // (tile.rows * tile.columns)
     operands = (held.forward, held.dgrad) if held else (None, None)
     launch(

@@ -51,7 +51,7 @@ def launch_cuda(x: Tensor, casts: str, tile: Tile | None = None) -> tuple[Tensor
 
     x = x.contiguous()
     operands, columns, known = empty_both(x, casts), x.shape[-1], constants(casts)
-    tile = tile or tile_of(x.numel() // columns, columns, known.block, elements=2048)
+    tile = tile or tile_of(x.numel() // columns, columns, known.block)
     launch(
         cast_both_kernel,
         (x.numel() // (tile.rows * tile.columns),),

@@ -11,7 +11,6 @@ from torch import Tensor
 from mxstudy.kernels.operators import FORMATS, checked_casts, constants, launch, tile_of
 from mxstudy.numerics.cast import BlockCast
 
-TILE_ELEMENTS = 2048
 SUMS, EXTREMES = 7, 2
 
 
@@ -38,7 +37,7 @@ def cast_counts(x: Tensor, fmt: str, axis: int, cast: BlockCast) -> CastCounts:
 
     casts = checked_casts(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, cast)
     x, columns, known = x.contiguous(), x.shape[-1], constants(casts)
-    tile = tile_of(x.numel() // columns, columns, known.block, TILE_ELEMENTS)
+    tile = tile_of(x.numel() // columns, columns, known.block)
     programs = x.numel() // (tile.rows * tile.columns)
     counts = x.new_empty((SUMS + EXTREMES, programs), dtype=torch.float64)
     launch(

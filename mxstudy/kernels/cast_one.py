@@ -87,7 +87,7 @@ def launch_cuda(
     x, columns = x.contiguous(), x.shape[-1]
     result = x.new_empty(x.shape, dtype=BF16)
     known = constants(casts)
-    tile = tile or tile_of(x.numel() // columns, columns, known.block, elements=2048)
+    tile = tile or tile_of(x.numel() // columns, columns, known.block)
     launch(
         cast_one_kernel,
         (x.numel() // (tile.rows * tile.columns),),

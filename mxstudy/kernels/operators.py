@@ -191,7 +191,7 @@ def written(operand: Tensor) -> Tensor | None:
     return operand if operand.numel() else None
 
 
-def tile_of(rows: int, columns: int, block_size: int, elements: int) -> Tile:
+def tile_of(rows: int, columns: int, block_size: int, elements: int = 2048) -> Tile:
     """Return a tile of about `elements` at most that divides the matrix, with whole blocks and power-of-two sides."""
     height = min(power_of_two_in(rows), max(block_size, 32))
     width = max(elements // height, block_size)
@@ -209,7 +209,7 @@ def tile_of_gradient(rows: int, columns: int, *casts: CastConstants) -> Tile:
     if casts[0].pairs and casts[0].block <= 32:
         width = min(power_of_two_in(columns), 64)
         return Tile(min(power_of_two_in(rows), 32), width, warps=max(1, width // 32))
-    return tile_of(rows, columns, casts[0].block, elements=2048)
+    return tile_of(rows, columns, casts[0].block)
 
 
 def check_tile(side: str, of_tile: int, size: int) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from ahead import compile_ahead, print_all
 
-from mxstudy.kernels.cast_counts import TILE_ELEMENTS
 from mxstudy.kernels.device.cast_counts import cast_counts_kernel
 from mxstudy.kernels.device.norm_outputs import norm_bins_kernel, norm_squares_kernel
 from mxstudy.kernels.norm_cast import RowNorm, constants_of_norm, row_tile
@@ -19,7 +18,7 @@ def compiled(what: str, columns: int, fmt: str | None, p: float | None, axis: in
     shape = 4096, columns
     casts = constants(checked_casts(shape, fmt if axis == -1 else None, fmt if axis == -2 else None, BlockCast()))
     if what == "counts":
-        tile = tile_of(*shape, casts.block, TILE_ELEMENTS)
+        tile = tile_of(*shape, casts.block)
         known = {"AXIS": axis + 2, "COLUMNS": columns, "LARGEST": FORMATS[fmt].max, "TILE": tile, "CAST": casts}
         return compile_ahead(cast_counts_kernel, {"x_ptr": "*bf16", "counts_ptr": "*fp64"}, known, tile.warps)
     tile = row_tile(columns)
