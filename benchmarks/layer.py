@@ -20,9 +20,10 @@ from benchmarks.plain_norms import EPS, mx_cast, normalised
 from mxstudy.kernels import RowNorm, norm_codes
 from mxstudy.model.activation_functions import swiglu
 from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.formats import FORMATS
 from mxstudy.numerics.norm_linear import rms_coefficient
 from mxstudy.numerics.rotary import rotate
-from mxstudy.numerics.scales import nvfp4_tensor_scale
+from mxstudy.numerics.scales import e4m3_outer_scale
 
 
 class Size(NamedTuple):
@@ -77,7 +78,8 @@ def tensor_scale_of(norm: str, columns: int, precision: Precision) -> float | No
     """Return NVFP4's tensor scale from the norm's bound, which needs no pass over x, or None for other formats."""
     if precision.format != "NVFP4":
         return None
-    return nvfp4_tensor_scale(torch.tensor(bound(norm, columns, precision.block_size))).item()
+    absmax = torch.tensor(bound(norm, columns, precision.block_size))
+    return e4m3_outer_scale(absmax, FORMATS["NVFP4"].max).item()
 
 
 def one_pass(norm: str, columns: int, precision: Precision) -> NormCast:

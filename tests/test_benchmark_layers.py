@@ -13,7 +13,7 @@ from benchmarks.decode import decode
 from benchmarks.kept import Kept
 from benchmarks.layer import KERNELS, NORMS, PRECISIONS, SIZES, cast_rows
 from mxstudy.numerics.cast import quantize
-from mxstudy.numerics.scales import nvfp4_tensor_scale
+from mxstudy.numerics.scales import e4m3_outer_scale
 
 pytestmark = pytest.mark.integration
 CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ def test_all_arms_compute_the_same(name: str) -> None:
 def test_casts_of_what_comes_from_no_norm(name: str) -> None:
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     fmt, block_size = PRECISIONS[name]
-    rows = nvfp4_tensor_scale(x.float().abs().amax(-1, keepdim=True)) if name == "NVFP4" else None
+    rows = e4m3_outer_scale(x.float().abs().amax(-1, keepdim=True), 6.0) if name == "NVFP4" else None
     expected = quantize(x, fmt, block_size, tensor_scale=rows)
     codes, scales, tensor_scale = cast_rows(x, PRECISIONS[name])
     assert torch.equal(scales, expected.scales.view(torch.uint8))

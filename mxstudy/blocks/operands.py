@@ -16,7 +16,7 @@ from torch import Tensor
 from mxstudy.blocks.plans import LinearPlan, OperandPlan, settings_of
 from mxstudy.config.casts import BlockCast, Cast
 from mxstudy.kernels import absmax_any, cast_any, cast_any_both, cast_blocks, cast_both, cast_one
-from mxstudy.numerics.cast import scale_above, scale_of_result
+from mxstudy.numerics.cast import outer_scale, scale_of_result
 from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.gemms import Operand
 from mxstudy.numerics.random_bits import Random, draws_of, signs_of
@@ -65,7 +65,7 @@ def result_scale(absmax: Tensor | None, plan: OperandPlan, device: torch.device)
     """Return the operand's factor of its GEMM's result, or None; `absmax`: that of the tensor if the cast needs it."""
     if plan.cast is None:
         return None
-    return scale_of_result(None if absmax is None else scale_above(absmax, plan.cast), plan.cast, device)
+    return scale_of_result(None if absmax is None else outer_scale(absmax, plan.cast), plan.cast, device)
 
 
 def shared_absmax(x: Tensor, linear: PlannedLinear, name: str, **parts: Any) -> Tensor | None:

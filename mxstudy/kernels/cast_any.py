@@ -22,7 +22,7 @@ from torch import Tensor, library
 from mxstudy.kernels.operand_cast import CompiledCast, Groups, OperandCast, checked_cast, compiled_cast, incomplete_axis
 from mxstudy.kernels.operators import BF16, FP32, launch
 from mxstudy.kernels.packing import unpack
-from mxstudy.numerics.cast import largest_magnitude, pre_rounded, quantize_as, scale_above
+from mxstudy.numerics.cast import largest_magnitude, outer_scale, pre_rounded, quantize_as
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import affine, center, normalize
 from mxstudy.numerics.random_bits import Draws
@@ -131,7 +131,7 @@ def step_by_step(x: Tensor, *given: Tensor | None, packed: str) -> Tensor:
         return y.to(BF16, copy=True).contiguous()
     draws = None if key is None or place is None else Draws(key, place)
     settings = cast.as_cast()
-    quantized = quantize_as(y, settings, cast.axis, None if outer is None else scale_above(outer, settings), draws)
+    quantized = quantize_as(y, settings, cast.axis, None if outer is None else outer_scale(outer, settings), draws)
     return quantized.without_tensor_scale().dequantize(BF16).contiguous()
 
 

@@ -27,10 +27,10 @@ from mxstudy.numerics.scales import (
     code_bump,
     divide_by_scales,
     e4m3_block_scales,
+    e4m3_outer_scale,
     e4m3_training_scales,
     fill_scale,
     pairwise_sum,
-    scale_above_e4m3,
     scale_codes,
 )
 from mxstudy.numerics.tiles import Tiles
@@ -123,7 +123,7 @@ def quantize_as(
 ) -> Quantized:
     """Quantise x (bf16, fp16 or fp32) along `axis` by a cast whose open fields are filled.
 
-    `outer`: what `scale_above` returns, float32, broadcast over the block scales; computed from all of x if not given.
+    `outer`: what `outer_scale` returns, float32, broadcast over the block scales; computed from all of x if not given.
     `draws`: the source of random numbers for stochastic rounding; x is then [rows, columns] or [S, rows, columns].
     Raises ConfigError for an unknown name, another dtype, or a block size that does not divide the axis.
     """
@@ -135,15 +135,17 @@ def quantize_as(
     x = pre_rounded(to_dtype(x, torch.float32), cast)
     tiles = Tiles(x.shape, axis, cast.block_size or max(1, x.shape[axis]), cast.two_dimensional)
     blocks = tiles.split(x, bool(cast.pad))
-    above, u = None, None
-    if cast.outer_scale != "none":
-        above = outer_scale(x, cast) if outer is None else as_scale(outer, x)
+    if cast.outer_scale == "none":
+        outer = None
+    else:
+        outer = outer_scale(largest_magnitude(x), cast) if outer is None else as_scale(outer, x)
+    u = None
     if look_up(ROUNDINGS, str(cast.rounding), "rounding").draws:
         require(draws is not None, f"rounding: {cast.rounding} is for linears, which have a seed; take even or away")
         assert draws is not None
         rows, columns = x.shape[-2:]
         u = tiles.split(thresholds(draws, rows, columns, cast.random_bits), bool(cast.pad))
-    first, *others = (candidate(blocks, tiles, cast, element, above, u, factor) for factor in cast.candidates)
+    first, *others = (candidate(blocks, tiles, cast, element, outer, u, factor) for factor in cast.candidates)
     for other in others:
         first = better(first, other, x, tiles, cast)
     return first
@@ -157,21 +159,21 @@ def candidate(
     tiles: Tiles,
     cast: Cast,
     element: ElementFormat,
-    above: Tensor | None,
+    outer: Tensor | None,
     u: Tensor | None,
     factor: float,
 ) -> Quantized:
     """Quantise the blocks with scales that follow from `factor` times their range."""
     a = STATISTICS[cast.statistic](blocks, tiles, element, cast)
-    spread = None if above is None else tiles.spread(above.expand(tiles.scales_shape))
+    spread = None if outer is None else tiles.spread(outer.expand(tiles.scales_shape))
     codes, scaled = SCALES[cast.scale](blocks, a if factor == 1 else a * factor, spread, cast, tiles)
     values = tiles.join(round_to_grid(scaled, element, str(cast.rounding), u))
     inside = tiles.join(scaled.abs() <= element.max) if cast.mask_clipped else None
-    above = scale_of_result(above, cast, blocks.device)
+    outer = scale_of_result(outer, cast, blocks.device)
     if cast.scale_rule == CODE_BUMP:  # each element has its own scale
-        return Quantized(values, tiles.join(codes), element, tiles.axis, 1, above, inside=inside)
+        return Quantized(values, tiles.join(codes), element, tiles.axis, 1, outer, inside=inside)
     scales = tiles.squeeze(codes)
-    return Quantized(values, scales, element, tiles.axis, tiles.block_size, above, tiles.two_dimensional, inside)
+    return Quantized(values, scales, element, tiles.axis, tiles.block_size, outer, tiles.two_dimensional, inside)
 
 
 def absmax(blocks: Tensor, tiles: Tiles, element: ElementFormat, cast: Cast) -> Tensor:
@@ -200,7 +202,7 @@ STATISTICS: dict[str, Callable[[Tensor, Tiles, ElementFormat, Cast], Tensor]] = 
 }
 
 
-def e8m0(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
+def e8m0(blocks: Tensor, a: Tensor, outer: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
     """Return E8M0 codes (uint8) and x over its scales.
 
     A power of two cannot include the headroom, so elements are multiplied by it (`scale_of_result` divides by it).
@@ -214,29 +216,29 @@ def e8m0(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Til
     return codes.to(torch.uint8), scaled if cast.headroom == 1 else scaled * cast.headroom
 
 
-def e4m3(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
+def e4m3(blocks: Tensor, a: Tensor, outer: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
     """Return E4M3 scales and x over its scales, computed with the reciprocal, as in NVIDIA's kernels and torchao."""
     if cast.chain == "training":
         # without an outer scale S is 1
-        above = torch.full_like(a, reach_of(cast) * cast.largest_scale) if above is None else above
-        scales, reciprocal = e4m3_training_scales(a, above, reach_of(cast), cast.largest_scale)
+        outer = torch.full_like(a, reach_of(cast) * cast.largest_scale) if outer is None else outer
+        scales, reciprocal = e4m3_training_scales(a, outer, reach_of(cast), cast.largest_scale)
     else:
-        above = torch.ones_like(a) if above is None else above
-        scales = e4m3_block_scales(a, above, reach_of(cast))
-        reciprocal = torch.ones_like(above) / above / scales  # 1 / x compiles to an approximation
+        outer = torch.ones_like(a) if outer is None else outer
+        scales = e4m3_block_scales(a, outer, reach_of(cast))
+        reciprocal = torch.ones_like(outer) / outer / scales  # 1 / x compiles to an approximation
     return encode(scales, E4M3).view(torch.float8_e4m3fn), blocks * reciprocal
 
 
-def fp32(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
+def fp32(blocks: Tensor, a: Tensor, outer: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
     """Return FP32 scales and x over its scales."""
     scale = fill_scale(a, reach_of(cast))
     return scale, blocks / scale
 
 
-def outer_alone(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
+def outer_alone(blocks: Tensor, a: Tensor, outer: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
     """Return block scales of 1 and x over its outer scale."""
-    assert above is not None
-    return torch.ones_like(above), blocks / above
+    assert outer is not None
+    return torch.ones_like(outer), blocks / outer
 
 
 # Each takes blocks, their ranges and the outer scale, and returns the block scales' codes, and x over its scale.
@@ -265,26 +267,20 @@ def better(one: Quantized, other: Quantized, x: Tensor, tiles: Tiles, cast: Cast
     return replace(one, values=values, scales=scales, inside=inside)
 
 
-def outer_of(x: Tensor, cast: Cast, axis: int, bound: Tensor | None) -> Tensor | None:
+def outer_scale_of(x: Tensor, cast: Cast, axis: int, bound: Tensor | None) -> Tensor | None:
     """Return the outer scale of x (float32) in the cast's scope, or None if it has none."""
     if cast.outer_scale == "none":
         return None
     if bound is not None and (cast.outer_scale == "bound" or is_of_several(bound)):
-        return scale_above(bound, cast)
-    x = pre_rounded(x, cast)
-    if cast.outer_scale == "tensor":
-        return outer_scale(x, cast, (-2, -1) if x.ndim == 3 else None)
-    return outer_scale(x, cast, (axis,))
+        return outer_scale(bound, cast)
+    of_tensor = (-2, -1) if x.ndim == 3 else None
+    axes = of_tensor if cast.outer_scale == "tensor" else (axis,)
+    return outer_scale(largest_magnitude(pre_rounded(x, cast), axes), cast)
 
 
 def is_of_several(bound: Tensor | None) -> bool:
     """Return whether it is a bound of each tensor of several."""
     return bound is not None and bound.ndim == 2
-
-
-def outer_scale(x: Tensor, cast: Cast, axes: tuple[int, ...] | None = None) -> Tensor:
-    """Return what `scale_above` gives for x (float32): one along `axes` (kept as 1), or 0-dim over all of x."""
-    return scale_above(largest_magnitude(x, axes), cast)
 
 
 def largest_magnitude(x: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
@@ -295,7 +291,7 @@ def largest_magnitude(x: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
     return absmax_bits(x, axes).view(torch.float32)
 
 
-def scale_above(largest: Tensor, cast: Cast) -> Tensor:
+def outer_scale(largest: Tensor, cast: Cast) -> Tensor:
     """Return the outer scale of a tensor with absmax `largest`, float32; for the training chain `largest` itself.
 
     That chain computes two factors from the absmax.
@@ -303,20 +299,20 @@ def scale_above(largest: Tensor, cast: Cast) -> Tensor:
     if cast.chain == "training":
         return largest
     if cast.scale == "E4M3":
-        return scale_above_e4m3(largest, reach_of(cast), cast.largest_scale)
+        return e4m3_outer_scale(largest, reach_of(cast), cast.largest_scale)
     return fill_scale(largest, reach_of(cast))
 
 
-def scale_of_result(above: Tensor | None, cast: Cast, device: torch.device) -> Tensor | None:
+def scale_of_result(outer: Tensor | None, cast: Cast, device: torch.device) -> Tensor | None:
     """Return the factor of a GEMM's result for this operand, a float32 scale, or None for no factor.
 
-    `above`: what `scale_above` returned, or None. E8M0 scales have no outer scale; their factor undoes the headroom.
+    `outer`: what `outer_scale` returned, or None. E8M0 scales have no outer scale; their factor undoes the headroom.
     """
     if cast.scale == "E8M0" and cast.headroom < 1:
         return torch.full((), 1 / cast.headroom, dtype=torch.float32, device=device)
-    if above is None or cast.chain == "inference":
-        return above
-    return fill_scale(above, reach_of(cast) * cast.largest_scale, 0.0)
+    if outer is None or cast.chain == "inference":
+        return outer
+    return fill_scale(outer, reach_of(cast) * cast.largest_scale, 0.0)
 
 
 def reach_of(cast: Cast) -> float:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.config.casts import Cast, Gemms, Hadamard
-from mxstudy.numerics.cast import is_of_several, outer_of, quantize_as
+from mxstudy.numerics.cast import is_of_several, outer_scale_of, quantize_as
 from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.grid import to_dtype
@@ -92,7 +92,7 @@ def quantized_operand(
     """
     x = to_dtype(x, torch.float32)
     along = -1 if cast.scale == "none" and is_of_several(bound) else axis  # without blocks all axes are the same
-    return quantize_as(x, cast, along, outer_of(x, cast, axis, bound), draws)
+    return quantize_as(x, cast, along, outer_scale_of(x, cast, axis, bound), draws)
 
 
 def operand(

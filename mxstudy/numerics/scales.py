@@ -84,7 +84,7 @@ def fill_scale(absmax: Tensor, largest: float, smallest: float = MIN_NORMAL) -> 
     return torch.where(absmax < torch.inf, scale, torch.nan)
 
 
-def scale_above_e4m3(absmax: Tensor, largest: float, largest_scale: float = E4M3.max) -> Tensor:
+def e4m3_outer_scale(absmax: Tensor, largest: float, largest_scale: float = E4M3.max) -> Tensor:
     """Return the FP32 scale under which the largest block's scale is `largest_scale`, for elements up to `largest`.
 
     It is at least 2^-120, so that the reciprocal of its product with any block's scale is finite.
@@ -116,11 +116,6 @@ def e4m3_training_scales(absmax: Tensor, outer: Tensor, largest: float, largest_
     factor = torch.ones_like(scale) / (scale * (torch.ones_like(encode) / encode))
     is_finite = (absmax < torch.inf) & (outer < torch.inf)
     return torch.where(is_finite, scale, torch.nan), torch.where(is_finite, factor.clamp_max(FP32_MAX), torch.nan)
-
-
-def nvfp4_tensor_scale(absmax: Tensor) -> Tensor:
-    """Return the tensor scale of NVFP4 for a tensor, or rows, with this absmax: float32, absmax's shape."""
-    return scale_above_e4m3(absmax, FORMATS["NVFP4"].max)
 
 
 # ------------------------------------------------------------------------------------------- sums in a fixed order
