@@ -105,9 +105,11 @@ def message(precision: Precision, setting: str, why: str, remedy: str) -> str:
 
 def written(value: Any) -> str:
     """Return the value as it is written on the command line."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"[{','.join(map(written, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool) or value is None:
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value) or '""'
 
 
 def listed(fixed: dict[tuple[str, str], Any]) -> str:

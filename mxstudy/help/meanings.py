@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from mxstudy.config.launcher import LAUNCHERS
 from mxstudy.config.run import STUDIES
+from mxstudy.config.settings import written
 from mxstudy.reader import MISSING, default_of, plain, type_hints
 
 LABEL = re.compile(r"(?:`\w+`(?:, | and )?)+(?:(?<=`) of [^:`]+)?: ")
@@ -153,13 +154,6 @@ def keys(cls: type) -> tuple[Key, ...]:
         shown = "" if default is MISSING else "keys" if dataclasses.is_dataclass(default) else written(plain(default))
         found.append(Key(field.name, words(hint), shown, unit(field.name, hint), meaning(cls, field.name)))
     return tuple(found)
-
-
-def written(value: Any) -> str:
-    """Return a value as it is written on the command line."""
-    if isinstance(value, bool) or value is None:
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"[{','.join(map(written, value))}]" if isinstance(value, list) else str(value) or '""'
 
 
 @functools.cache

@@ -24,7 +24,7 @@ BACKEND = Implements("kernels", cast={"format": ("E2M1",), "rounding": (None, "e
     ("cast", "reason"),
     [
         (Cast(format="E1M2"), "kernels do not support forward_x.format=E1M2, only E2M1"),
-        (Cast(format="E2M1", rounding="down"), "kernels do not support forward_x.rounding=down, only None or even"),
+        (Cast(format="E2M1", rounding="down"), "kernels do not support forward_x.rounding=down, only null or even"),
         (Cast(format="E2M1", headroom=0.75), "kernels do not support forward_x.headroom=0.75, only 1.0"),
     ],
 )
