@@ -18,6 +18,7 @@ from mxstudy.kernels.operators import (
     UNREAD,
     Casts,
     Tile,
+    argument_of,
     both,
     check_tile,
     checked_casts,
@@ -28,7 +29,6 @@ from mxstudy.kernels.operators import (
     operand,
     tile_of,
     tile_of_gradient,
-    written,
 )
 from mxstudy.kernels.packing import pack_fields, unpack
 from mxstudy.numerics.cast import BlockCast
@@ -174,7 +174,7 @@ def launch_cuda(h: Tensor, activation: str, casts: str, tile: Tile | None = None
     launch(
         activation_cast_both_kernel,
         (rows * columns // (tile.rows * tile.columns),),
-        (h.contiguous(), *map(written, operands)),
+        (h.contiguous(), *map(argument_of, operands)),
         tile.warps,
         PHI=KERNELS[known.phi][0],
         ACTIVATION=known,
@@ -224,7 +224,7 @@ def launch_cuda_backward(
     launch(
         activation_backward_cast_both_kernel,
         (rows * columns // (tile.rows * tile.columns),),
-        (dz, h, *map(written, operands)),
+        (dz, h, *map(argument_of, operands)),
         tile.warps,
         PHI=KERNELS[known.phi][0],
         PHI_BACKWARD=KERNELS[known.phi][1],

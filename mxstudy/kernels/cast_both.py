@@ -6,13 +6,13 @@ from torch import Tensor, library
 
 from mxstudy.kernels.operators import (
     Tile,
+    argument_of,
     both,
     checked_casts,
     constants,
     empty_both,
     launch,
     tile_of,
-    written,
 )
 from mxstudy.numerics.cast import BlockCast
 
@@ -55,7 +55,7 @@ def launch_cuda(x: Tensor, casts: str, tile: Tile | None = None) -> tuple[Tensor
     launch(
         cast_both_kernel,
         (x.numel() // (tile.rows * tile.columns),),
-        (x, *map(written, operands)),
+        (x, *map(argument_of, operands)),
         tile.warps,
         COLUMNS=columns,
         TILE=tile,

@@ -14,6 +14,7 @@ from mxstudy.kernels.operators import (
     CastConstants,
     Casts,
     Tile,
+    argument_of,
     both,
     ceil_power_of_two,
     check_tile,
@@ -22,7 +23,6 @@ from mxstudy.kernels.operators import (
     empty_both,
     launch,
     power_of_two_in,
-    written,
 )
 from mxstudy.kernels.packing import pack
 from mxstudy.numerics.cast import BlockCast
@@ -129,7 +129,7 @@ def launch_cuda(
     for x, turn in ((dq, turns), (dk, turns), (dv, None)):
         columns = x.shape[2] * x.shape[3]
         part = Part(columns, start, stride, half, x.shape[2], 1, back=True)
-        launch_part(x.contiguous(), turn, (written(operands[0]), written(operands[1])), rows, part, known, tile)
+        launch_part(x.contiguous(), turn, (argument_of(operands[0]), argument_of(operands[1])), rows, part, known, tile)
         start += columns
     return operands
 

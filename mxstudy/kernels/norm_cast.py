@@ -14,6 +14,7 @@ from mxstudy.kernels.operators import (
     UNREAD,
     Casts,
     Tile,
+    argument_of,
     both,
     check_tile,
     checked_casts,
@@ -21,7 +22,6 @@ from mxstudy.kernels.operators import (
     empty_both,
     launch,
     power_of_two_in,
-    written,
 )
 from mxstudy.kernels.packing import pack_fields, unpack
 from mxstudy.numerics.cast import BlockCast
@@ -171,8 +171,8 @@ def launch_cuda(
             None if gain is None else gain.contiguous(),
             None if bias is None else bias.contiguous(),
             None if branch is None else total,
-            written(row_operand),
-            written(column_operand),
+            argument_of(row_operand),
+            argument_of(column_operand),
             mean if known.centers else None,
             rms,
             rows,

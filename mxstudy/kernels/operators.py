@@ -186,7 +186,7 @@ def format_constants(fmt: str | None, scale_rule: str) -> FormatConstants | None
     return FormatConstants(rule, element.emax, least_normal, element.mantissa_bits, limit, converted(fmt))
 
 
-def written(operand: Tensor) -> Tensor | None:
+def argument_of(operand: Tensor) -> Tensor | None:
     """Return the operand as a kernel's argument: None if nobody reads it."""
     return operand if operand.numel() else None
 

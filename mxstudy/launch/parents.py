@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mxstudy.compat.mlflow import quiet_mlflow
 from mxstudy.launch.plan import Job
 from mxstudy.launch.say import say
-from mxstudy.launch.sweep import AGAIN, sweeps
+from mxstudy.launch.sweep import REPAIR, sweeps
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_store import create_store, one_line
 
@@ -53,7 +53,7 @@ class Parents:
                         for job in self._claimed:
                             self._record(job)
                 except Exception as error:  # a server, a driver or a disk may raise anything
-                    say(f"tracking: {one_line(sweep.uri, error)}; {AGAIN}")
+                    say(f"tracking: {one_line(sweep.uri, error)}; {REPAIR}")
 
     def _record(self, job: Job) -> None:
         if parent_id := self._ids.get(job.fingerprint):

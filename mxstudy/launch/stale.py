@@ -16,7 +16,7 @@ from mxstudy.tracking.provenance import provenance
 from mxstudy.train.runtime import is_planned
 
 STALE = "stale: "  # the beginning of a refusal of a run of other code; many jobs of a sweep may share it
-AGAIN = "stale=rerun trains it again"
+RERUN = "stale=rerun trains it again"
 LATER = "+experiment=olmes evaluates its checkpoints, +experiment=generate continues a prompt with them"
 # From the job's state to what stale=ok does with the run.
 TAKES = {"skip": "takes its result as it is", "resume": "goes on with today's code"}
@@ -36,9 +36,9 @@ def check_data(folder: RunFolder, config: AnyRun) -> None:
     """Raise ConfigError for a run without data that `config` asks for, or if the run's own config cannot be read."""
     study, then = study_of(config.study), folder.config()
     for probe in study.newly_on(then, config):
-        raise ConfigError(f"{probe}: was off in {folder.path}, so that run has no data of it; {AGAIN}")
+        raise ConfigError(f"{probe}: was off in {folder.path}, so that run has no data of it; {RERUN}")
     for name in study.changed_questions(then, config):
-        raise ConfigError(f"{name}: differs in {folder.path}; {LATER}, {AGAIN}")
+        raise ConfigError(f"{name}: differs in {folder.path}; {LATER}, {RERUN}")
 
 
 def check_code(folder: RunFolder, config: AnyRun, state: str, device_type: str) -> None:
@@ -50,7 +50,7 @@ def check_code(folder: RunFolder, config: AnyRun, state: str, device_type: str) 
         return
     if changed := changes_since(folder, config.study, device_type):
         what = TAKES["skip" if state in DONE else "resume"]
-        raise ConfigError(f"{STALE}other code made this run ({'; '.join(changed)}); {AGAIN}, stale=ok {what}")
+        raise ConfigError(f"{STALE}other code made this run ({'; '.join(changed)}); {RERUN}, stale=ok {what}")
 
 
 def changes_since(folder: RunFolder, study: str, device_type: str) -> list[str]:

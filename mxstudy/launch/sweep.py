@@ -24,7 +24,7 @@ from mxstudy.tracking.mlflow_parent import Summary, Sweep
 from mxstudy.tracking.mlflow_store import one_line
 from mxstudy.tracking.silence import answers_of
 
-AGAIN = "run the same command again to repair it"
+REPAIR = "run the same command again to repair it"
 
 
 def end(jobs: list[Job], summaries: Mapping[str, Summary], state: str | None = None) -> None:
@@ -40,7 +40,7 @@ def end(jobs: list[Job], summaries: Mapping[str, Summary], state: str | None = N
             answers_of(sweep.uri).check()
             sweep.end(state or state_of(own), replace(summary, markdown=summary.markdown + not_done(own)))
         except Exception as error:
-            say(f"tracking: {one_line(sweep.uri, error)}; {AGAIN}")
+            say(f"tracking: {one_line(sweep.uri, error)}; {REPAIR}")
 
 
 def backends_sentence(jobs: Sequence[Job]) -> str | None:
@@ -79,7 +79,7 @@ def summarise(jobs: list[Job]) -> dict[str, Summary]:
                 summaries[kind] = summary_of(kind, done)
             except Exception as error:  # a disk or a library may raise anything, and the sweep must still end
                 what = f"all {len(done)} runs of {kind} are complete, but could not be summed up or drawn"
-                say(f"{what} ({type(error).__name__}: {said_by(error)}); {AGAIN}")
+                say(f"{what} ({type(error).__name__}: {said_by(error)}); {REPAIR}")
                 if not isinstance(error, ConfigError | OSError):
                     traceback.print_exc()
     return summaries

@@ -46,7 +46,7 @@ class Work:
         """Run as a task of a Slurm job, and exit with code 1 if the run failed, else 0."""
         folder = RunFolder(Path(self.folder))
         state = work(folder)
-        if state == "preempted" and is_first():
+        if state == "preempted" and is_first_task():
             requeue(folder.status().reason or "")
         sys.exit(state == "failed")
 
@@ -65,7 +65,7 @@ def work(folder: RunFolder) -> str:
 
 def run_as_task(folder: RunFolder) -> str:
     """Run the study in a process that a queue has started, after its last owner is gone. Return the run's state."""
-    if is_first():
+    if is_first_task():
         wait_for_the_last_owner(folder)
         note_the_machine(folder)
     return run_study(folder)
@@ -115,7 +115,7 @@ def raising_on_signals() -> Iterator[None]:
             signal.signal(caught, handler)
 
 
-def is_first() -> bool:
+def is_first_task() -> bool:
     return find_rank(os.environ).rank == 0
 
 

@@ -33,7 +33,7 @@ from mxstudy.numerics.norm_linear import times_gain
 from mxstudy.reader import require
 
 ELSE = "take train.all_gather=compute"
-AXES = {"forward_w": -1, "dgrad_w": -2}  # the weight as an operand, and its contraction axis
+WEIGHT_AXES = {"forward_w": -1, "dgrad_w": -2}  # the weight as an operand, and its contraction axis
 # The casts that give a row the same result without the other rows: any block size, other fields at their default.
 BY_ROWS = Implements(
     "gathered shards",
@@ -73,7 +73,7 @@ def check_all_gather(model: Decoder, ranks: int) -> dict[str, Width]:
     for name, linear in linears.items():
         reason = why_not_gathered(linear.gemms)
         require(reason is None, f"train.all_gather: mx cannot gather {name}: {reason}; {ELSE}")
-        forward, dgrad = (width_of(getattr(linear.gemms, operand)) for operand in AXES)
+        forward, dgrad = (width_of(getattr(linear.gemms, operand)) for operand in WEIGHT_AXES)
         require(
             forward == dgrad,
             f"train.all_gather: mx gathers as many bytes for dgrad as for the forward, and {name} has codes of "
@@ -92,10 +92,12 @@ def check_all_gather(model: Decoder, ranks: int) -> dict[str, Width]:
 
 def why_not_gathered(gemms: Gemms) -> str | None:
     """Return why ranks cannot gather a weight as that recipe's operands, or None if they can."""
-    for operand in AXES:
+    for operand in WEIGHT_AXES:
         if getattr(gemms, operand) is None:
             return f"{operand} is not quantised"
-    of_weights = Gemms(**{name: getattr(gemms, name) for name in (*AXES, "forward_transform", "dgrad_transform")})
+    of_weights = Gemms(
+        **{name: getattr(gemms, name) for name in (*WEIGHT_AXES, "forward_transform", "dgrad_transform")}
+    )
     if reason := BY_ROWS.why_not(of_weights):
         return reason
     return "its backward reads what the forward quantised" if gemms.reads_forward else None
@@ -150,7 +152,7 @@ class MXGather(NamedTuple):
     def send(self, mesh: Any, size: torch.Size, stride: Sequence[int], module: Any, policy: Any) -> tuple[Any, Coding]:
         """Return this rank's codes and scales for the next direction, and how `receive` must read them."""
         operand = "dgrad_w" if is_gathered_for_backward(self.block) else "forward_w"
-        coding = Coding(size, getattr(self.linear.gemms, operand), AXES[operand])
+        coding = Coding(size, getattr(self.linear.gemms, operand), WEIGHT_AXES[operand])
         shard = to_dtype(own_part(self.linear.weight), policy.param_dtype)
         gain = self.gains.whole.get(self.linear)
         return coding.encode(times_gain(shard, gain) if operand == "forward_w" and gain is not None else shard), coding

@@ -15,7 +15,7 @@ from mxstudy.model.balance import StepRouting
 
 Values = dict[str, float | list[float]]
 Later = Callable[[], Values]  # waits for the GPU and returns the values
-Sequence = tuple[Tensor, Tensor]  # tokens, targets [1, T]
+TrainingSequence = tuple[Tensor, Tensor]  # tokens, targets [1, T]
 
 
 def values_of(measured: Values | Later) -> Values:
@@ -35,7 +35,7 @@ class StepView:
     step: int
     read: Callable[[], Tensor]
     model: nn.Module
-    first_sequence: Callable[[], Sequence]
+    first_sequence: Callable[[], TrainingSequence]
     tokens: int
     routing: StepRouting | None = None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from mxstudy import config
 from mxstudy.config.casts import Gemms
 from mxstudy.model.decoder import Decoder
-from mxstudy.probes.base import ScheduledProbe, Sequence, StepView, Values
+from mxstudy.probes.base import ScheduledProbe, StepView, TrainingSequence, Values
 from mxstudy.probes.operand_bias import Gradients, of_each_operand
 from mxstudy.probes.shadow import shadow_gradients, whole_blocks
 
@@ -56,7 +56,7 @@ class GradientBias(ScheduledProbe):
         return values
 
 
-def against_fp32(model: Decoder, sequence: Sequence) -> Values:
+def against_fp32(model: Decoder, sequence: TrainingSequence) -> Values:
     """Return the quantities of every parameter and the difference of the losses, of the plan's formats and FP32."""
     loss, gradients = shadow_gradients(model, sequence)
     true_loss, true_gradients = shadow_gradients(model, sequence, Gemms(), torch.float32)
@@ -64,7 +64,7 @@ def against_fp32(model: Decoder, sequence: Sequence) -> Values:
     return values | {f"{WHOLE}/loss_difference_nats": (loss - true_loss).item()}
 
 
-def by_operand(model: Decoder, sequence: Sequence) -> Values:
+def by_operand(model: Decoder, sequence: TrainingSequence) -> Values:
     """Return '<parameter>/<operand>/<quantity>' of every operand that is quantised."""
     parameters = [*dict(model.named_parameters()), WHOLE]
     found = {

@@ -22,7 +22,7 @@ from torch import Tensor
 from mxstudy.config.casts import FORWARD_OF, OPERANDS, Gemms
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear
-from mxstudy.probes import base
+from mxstudy.probes.base import TrainingSequence
 from mxstudy.probes.shadow import linears_of, shadow_gradients
 
 Gradients: TypeAlias = dict[str, Tensor]
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def of_each_operand(
-    model: Decoder, sequence: base.Sequence, compare: Callable[[Gradients, Gradients], T]
+    model: Decoder, sequence: TrainingSequence, compare: Callable[[Gradients, Gradients], T]
 ) -> dict[str, T]:
     """Return {operand: `compare`'s result} of every operand that a linear quantises, in the order of OPERANDS.
 

@@ -35,7 +35,7 @@ from mxstudy.probes.base import ScheduledProbe, StepView, Values
 from mxstudy.probes.shadow import capture_linears, whole_blocks
 
 # Operand -> the tensor that it is quantised from, and the axis of its blocks.
-OPERANDS = {
+QUANTISED_FROM = {
     "forward_x": ("x_TI", -1),
     "forward_w": ("forward_weight", -1),
     "dgrad_dh": ("dh_TO", -1),
@@ -111,7 +111,7 @@ def operand_sources(of: Sources, dh_TO: Tensor) -> Iterator[tuple[str, OperandSo
     If a transform rotates the operand, it is the rotated tensor, which the cast gets.
     """
     arithmetic = of.linear
-    for operand, (source, axis) in OPERANDS.items():
+    for operand, (source, axis) in QUANTISED_FROM.items():
         cast: Cast | None = getattr(arithmetic.gemms, operand)
         if cast is not None:
             x = dh_TO if source == "dh_TO" else getattr(of, source)

@@ -24,7 +24,7 @@ from mxstudy.model.linear import MXLinear, Sources
 from mxstudy.model.moe import mixtures_of
 from mxstudy.model.precision import token_block
 from mxstudy.model.vector_settings import exact_vectors
-from mxstudy.probes.base import Sequence
+from mxstudy.probes.base import TrainingSequence
 from mxstudy.reader import require
 
 
@@ -46,7 +46,7 @@ def linears_of(model: nn.Module) -> dict[str, MXLinear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
 
 
-def whole_blocks(model: nn.Module, sequence: Sequence) -> Sequence:
+def whole_blocks(model: nn.Module, sequence: TrainingSequence) -> TrainingSequence:
     """Return the sequence cut to whole blocks if wgrad has blocks along the tokens; else all of it.
 
     Training cuts a whole micro-batch into blocks, so its sequences need not be multiples of a block. The dropped tokens
@@ -71,7 +71,7 @@ def check_sequence(model: nn.Module, length: int) -> int:
 
 
 def shadow_gradients(
-    model: Decoder, sequence: Sequence, gemms: Gemms | None = None, compute: torch.dtype | None = None
+    model: Decoder, sequence: TrainingSequence, gemms: Gemms | None = None, compute: torch.dtype | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the mean cross-entropy over the sequence, nats (0-dim), and its gradient by parameter, float32.
 
@@ -85,7 +85,7 @@ def shadow_gradients(
     return loss.detach(), dict(zip(parameters, gradients, strict=True))
 
 
-def capture_linears(model: Decoder, sequence: Sequence, tokens: int) -> dict[str, Captured]:
+def capture_linears(model: Decoder, sequence: TrainingSequence, tokens: int) -> dict[str, Captured]:
     """Return inputs and output gradients of every linear that quantises an operand, by the linear's name.
 
     The gradients are those of the summed loss divided by `tokens`.
@@ -109,7 +109,7 @@ def capture_linears(model: Decoder, sequence: Sequence, tokens: int) -> dict[str
     }
 
 
-def sum_loss(model: Decoder, sequence: Sequence) -> Tensor:
+def sum_loss(model: Decoder, sequence: TrainingSequence) -> Tensor:
     tokens_BT, targets_BT = sequence
     return F.cross_entropy(model(tokens_BT).float().flatten(0, 1), targets_BT.flatten(), reduction="sum")
 

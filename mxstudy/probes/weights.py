@@ -24,7 +24,7 @@ class Weights(ScheduledProbe):
             quantities[f"{name}/rms"] = torch.linalg.vector_norm(parameter) / parameter.numel() ** 0.5
             quantities[f"{name}/absmax"] = largest
         for name, gain in ((name, whole(gain)) for name, gain in gains_of(view.model).items()):
-            quantities |= {f"{name}/{quantity}": value for quantity, (value,) in spread(gain[None]).items()}
+            quantities |= {f"{name}/{quantity}": value for quantity, (value,) in moments(gain[None]).items()}
         return dict(zip(quantities, torch.stack([whole(x) for x in quantities.values()]).tolist(), strict=True))
 
 
@@ -38,7 +38,7 @@ def gains_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: norm.weight for name, norm in norms.items() if norm.weight is not None}
 
 
-def spread(gain: Tensor) -> dict[str, Tensor]:
+def moments(gain: Tensor) -> dict[str, Tensor]:
     """Return mean, std (ddof 0), min and max of a gain for each replica: float64 [S] each."""
     gain = gain.flatten(1).double()
     return {"mean": gain.mean(1), "std": gain.std(1, correction=0), "min": gain.amin(1), "max": gain.amax(1)}

@@ -149,7 +149,7 @@ class Stack:
         inputs_TD = [self.draw(step) for step in each]
         with side_stream(self.device):  # in parallel, because a small stack leaves most of a GPU idle
             target_STD = self.targets(each, inputs_TD)
-        y_STD = self.forward(self.spread(inputs_TD))
+        y_STD = self.forward(self.for_replicas(inputs_TD))
         join_side_stream(self.device)
         losses = self.loss(y_STD, target_STD)
         gradients = torch.autograd.grad(losses.sum(), self.leaves)
@@ -161,18 +161,18 @@ class Stack:
         """Return inputs and targets of the next step, [S, T, D] each."""
         steps = self.steps()
         inputs_TD = [self.draw(step) for step in steps]
-        return self.spread(inputs_TD), self.targets(steps, inputs_TD)
+        return self.for_replicas(inputs_TD), self.targets(steps, inputs_TD)
 
     def targets(self, steps: Sequence[Tensor], inputs_TD: Sequence[Tensor]) -> Tensor:
         """Return the targets, label noise included: [S, T, D]."""
-        return self.spread([self.teach(*pair) for pair in zip(steps, inputs_TD, strict=True)])
+        return self.for_replicas([self.teach(*pair) for pair in zip(steps, inputs_TD, strict=True)])
 
     def steps(self) -> Sequence[Tensor]:
         """Return the one step at which all replicas are, or the step of each replica: int64 0-dim tensors."""
         steps = self.starts + self.step
         return steps.unbind() if steps.ndim else (steps,)
 
-    def spread(self, parts_TD: Sequence[Tensor]) -> Tensor:
+    def for_replicas(self, parts_TD: Sequence[Tensor]) -> Tensor:
         """Return [S, T, D] from one tensor [T, D] for all replicas, or one for each; the memory layout is the same."""
         if len(parts_TD) > 1:
             return torch.stack(list(parts_TD))

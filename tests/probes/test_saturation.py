@@ -22,7 +22,7 @@ from mxstudy.model.linear import Sources
 from mxstudy.numerics.gemms import quantized_operand
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.saturation import (
-    OPERANDS,
+    QUANTISED_FROM,
     Saturation,
     gaussian_quality,
     quality,
@@ -104,7 +104,7 @@ def test_what_the_backward_takes_of_the_forward_is_measured_as_that() -> None:
 def test_quantities_are_those_of_numpy(rule: str, norm: config.Norm) -> None:
     run, view, values = measured(settings_of("mxfp8_e5m2_grad", norm, scale_rule=rule, rounding="away"))
     for name, captured in capture_linears(run.model, view.first_sequence(), view.tokens).items():
-        for operand, (source, axis) in OPERANDS.items():
+        for operand, (source, axis) in QUANTISED_FROM.items():
             of = captured.dh_TO if source == "dh_TO" else getattr(captured.sources(), source)
             x = of.double().numpy()
             fmt, top = ("E5M2", 57344) if operand.endswith("dh") else ("E4M3", 448)
@@ -215,7 +215,7 @@ def test_a_gaussian_is_rounded_as_the_operand_is(headroom: float, noise: float) 
 
 def test_the_gaussian_stands_beside_and_is_that_of_the_cast() -> None:
     _, _, values = measured(settings_of("mxfp8_e5m2_grad", scale_rule="floor"))
-    for operand in OPERANDS:
+    for operand in QUANTISED_FROM:
         fmt = "E5M2" if operand.endswith("dh") else "E4M3"
         expected = gaussian_quality(Cast(format=fmt).filled(BlockCast(scale_rule="floor")))
         for quantity in QUALITIES:

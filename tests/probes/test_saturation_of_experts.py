@@ -15,11 +15,11 @@ from small_mixtures import group
 from torch import Tensor
 
 from mxstudy import config
-from mxstudy.config.casts import OPERANDS as NAMES
+from mxstudy.config.casts import OPERANDS
 from mxstudy.model.moe import mixtures_of
 from mxstudy.numerics.dispatch import Dispatch
 from mxstudy.probes.base import StepView
-from mxstudy.probes.saturation import OPERANDS, Saturation
+from mxstudy.probes.saturation import QUANTISED_FROM, Saturation
 from mxstudy.probes.shadow import Captured, capture_linears
 from mxstudy.reader import ConfigError, read
 from mxstudy.studies.pretrain.check import backends_over
@@ -33,12 +33,12 @@ FORWARD, BOUND = TRAINING | {"source": "forward"}, NVFP4 | {"outer_scale": "boun
 FP8 = {"format": "E5M2", "scale": "none", "outer_scale": "tensor"}
 FP32, SMALLER = {"format": "E4M3", "scale": "FP32"}, {"format": "E4M3", "headroom": 0.75}
 RECIPES: dict[str, dict[str, Any]] = {
-    "fp8_tensor": dict.fromkeys(NAMES, FP8),
-    "nvfp4": dict.fromkeys(NAMES, TRAINING) | dict.fromkeys(("forward_w", "dgrad_w", "wgrad_dh"), SQUARE),
+    "fp8_tensor": dict.fromkeys(OPERANDS, FP8),
+    "nvfp4": dict.fromkeys(OPERANDS, TRAINING) | dict.fromkeys(("forward_w", "dgrad_w", "wgrad_dh"), SQUARE),
     "from the forward": {"forward_x": NVFP4, "wgrad_x": FORWARD},
     "rows and bounds": {"forward_x": BOUND, "forward_w": ROW, "dgrad_dh": ROW, "wgrad_x": NVFP4},
-    "FP32 scales": dict.fromkeys(NAMES, FP32),
-    "headroom": dict.fromkeys(NAMES, SMALLER),
+    "FP32 scales": dict.fromkeys(OPERANDS, FP32),
+    "headroom": dict.fromkeys(OPERANDS, SMALLER),
 }
 
 
@@ -84,7 +84,7 @@ def any_of_block(holds: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np
 def by_expert(captured: Captured, operand: str) -> dict[str, float]:
     """Return the quantities of an operand from the cast of each expert's matrix."""
     of, cast = captured.sources(), getattr(captured.linear.gemms, operand)
-    source, axis = OPERANDS[operand]
+    source, axis = QUANTISED_FROM[operand]
     x = captured.dh_TO if source == "dh_TO" else getattr(of, source)
     axis = 1 if cast.scale == "none" else axis % 2  # each row counts once if there are no blocks
     bound = None if of.bounds is None else of.bounds.forward.item()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.probes.last_bins import ProbedTensor, as_probed, fractions
-from mxstudy.probes.weights import gains_of, spread
+from mxstudy.probes.weights import gains_of, moments
 from mxstudy.students.model import ResidualMLP, StudentBlock
 from mxstudy.students.probes.bias import PerReplica
 from mxstudy.students.probes.shadow import blocks_of
@@ -18,7 +18,7 @@ from mxstudy.students.probes.shadow import blocks_of
 
 @torch.no_grad()
 def last_bin(model: ResidualMLP, x_TD: Tensor) -> PerReplica:
-    """Return `fractions` and the gains' `spread`, one value per replica, for the batch x.
+    """Return `fractions` and the gains' `moments`, one value per replica, for the batch x.
 
     Tensors: parameters by name; 'layers.N.up.input' and so on, what the linears quantise (up and down, with attention
     also attention.qkv and attention.out); 'layers.N.output', the residual stream. The format is the forward's. A tensor
@@ -27,7 +27,7 @@ def last_bin(model: ResidualMLP, x_TD: Tensor) -> PerReplica:
     """
     measured, gaussian = fractions(probed_tensors(model, x_TD))
     for name, gain in gains_of(model).items():
-        measured |= {f"{name}/{statistic}": value for statistic, value in spread(gain).items()}
+        measured |= {f"{name}/{statistic}": value for statistic, value in moments(gain).items()}
     lists = torch.stack(list(measured.values())).tolist()
     return dict(zip(measured, lists, strict=True)) | {name: [x] * len(lists[0]) for name, x in gaussian.items()}
 

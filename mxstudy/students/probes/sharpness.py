@@ -67,7 +67,7 @@ def largest_eigenvalue(product: Operator, model: ResidualMLP, iterations: int, l
     parameters = trainable(model)
     start = [cold_start(name, parameter) for name, parameter in parameters.items()]
     if last is not None:
-        is_usable = spread(norm(last).isfinite())
+        is_usable = per_replica(norm(last).isfinite())
         start = [torch.where(is_usable, warm, cold) for warm, cold in zip(last, start, strict=True)]
     return power_iteration(product, start, iterations)
 
@@ -106,17 +106,17 @@ def norm(a: Vector) -> Tensor:
     return dot(a, a).sqrt()
 
 
-def spread(factor: Tensor) -> Tensor:
+def per_replica(factor: Tensor) -> Tensor:
     """Return a factor per replica [S] as [S, 1, 1], to broadcast over parameters."""
     return factor.view(-1, 1, 1)
 
 
 def plus(a: Vector, factor: Tensor, b: Vector) -> Vector:
     """Return a + factor * b."""
-    return [x + spread(factor).to(x.dtype) * y for x, y in zip(a, b, strict=True)]
+    return [x + per_replica(factor).to(x.dtype) * y for x, y in zip(a, b, strict=True)]
 
 
 def unit(a: Vector) -> Vector:
     """Return a / ||a||, or 0 in replicas where a is 0."""
-    length = spread(norm(a))
+    length = per_replica(norm(a))
     return [x / length.to(x.dtype).clamp_min(torch.finfo(x.dtype).tiny) for x in a]
