@@ -28,7 +28,7 @@ SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 FULL_DISK = "full disk"
 FILLER = "filler"  # the file that fills the disk
 PATIENCE_S = 150.0  # a longer command hangs: at its end a run waits up to a minute for a server
-PRELOAD = ["mlflow", "mxstudy.cli", "mxstudy.launch.start", "torch._inductor", "benchmarks.disturbed"]
+PRELOAD = ["mlflow", "mxstudy.cli.main", "mxstudy.launch.start", "torch._inductor", "benchmarks.disturbed"]
 PRELOAD += [*MODULES.values(), "mxstudy.studies.pretrain.run", "mxstudy.students.train"]
 
 
@@ -102,7 +102,7 @@ def in_the_child(
 
     Then write the number of writes to `counted`.
     """
-    from mxstudy import cli
+    from mxstudy.cli.main import main
 
     become_command(folder, arguments, output)
 
@@ -113,7 +113,7 @@ def in_the_child(
 
     writes = count_writes(do)
     try:
-        cli.main()
+        main()
     finally:
         counted.write_text(str(writes[0]))
 

@@ -56,7 +56,7 @@ class StudyLauncher(Launcher):
         self.loader, self.master = hydra_context.config_loader, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
-        from mxstudy.cli import launch_jobs
+        from mxstudy.cli.through_hydra import launch_jobs
         from mxstudy.config import read_launcher
 
         launch_jobs(self.loader, self.master, job_overrides, read_launcher(self.settings))
@@ -65,7 +65,7 @@ class StudyLauncher(Launcher):
 
 def _rehearsed(arguments: Sequence[str]) -> set[str]:
     """Return the keys that the debug choice of the command line sets, which replace a sweep's values of these keys."""
-    from mxstudy.cli import debug_values
+    from mxstudy.cli.composing import debug_values
     from mxstudy.reader import flatten
 
     choice = next((value for key, _, value in (a.partition("=") for a in arguments) if key == "+debug"), None)

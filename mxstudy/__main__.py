@@ -24,9 +24,9 @@ def main() -> None:
         elif first in scripts.COMMANDS:
             scripts.run(words)
         else:
-            from mxstudy import cli  # imports Hydra
+            from mxstudy.cli.main import main as main_of_cli  # imports Hydra
 
-            cli.main()
+            main_of_cli()
     except ConfigError as error:
         sys.exit(str(error))
     except BrokenPipeError:  # the reader has enough, as `head` has; the interpreter would complain when it ends

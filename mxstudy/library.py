@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from mxstudy import cli
+from mxstudy.cli import through_hydra
 from mxstudy.config import AnyRun, Pretrain, read_run
 from mxstudy.config.launcher import Launcher
 from mxstudy.launch.composed import Composed
@@ -78,9 +78,9 @@ def run(*words: str) -> list[Path]:
     return [job.folder for job in jobs]
 
 
-def hand_over(words: tuple[str, ...], take: cli.Take) -> None:
+def hand_over(words: tuple[str, ...], take: through_hydra.Take) -> None:
     """Compose the jobs of a command and pass them to `take`. Raises ConfigError for a word that is not an override."""
     for word in words:
         advice = "is an option of the command line; here are only GROUP=CHOICE and KEY=VALUE"
         require(not word.startswith("-"), f"{word}: {advice}")
-    cli.hand_over(words, take)
+    through_hydra.hand_over(words, take)

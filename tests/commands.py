@@ -22,7 +22,7 @@ import forked
 import pytest
 
 from benchmarks.disturbed import audit_os_write, become_command
-from mxstudy import cli
+from mxstudy.cli.main import main
 from mxstudy.tracking.folder import RunFolder, Status
 
 EVENTS = ("open", "os.mkdir", "os.rename", "os.write", "shutil.rmtree")
@@ -97,7 +97,7 @@ def run_here(folder: Path, *arguments: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["mxstudy", *latest(arguments)])
-        cli.main()
+        main()
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ def in_the_child(folder: Path, arguments: tuple[str, ...], output: Path, fault: 
     become_command(folder, latest(arguments), output)
     if fault:
         fault.install()
-    cli.main()
+    main()
 
 
 def killed_at(pattern: str, count: int = 1, torn: bool = False) -> Fault:
@@ -165,7 +165,7 @@ def call(*arguments: str) -> tuple[int, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["mxstudy", *latest(arguments)])
         try:
-            cli.main()
+            main()
         except SystemExit as end:
             return (end.code, "") if isinstance(end.code, int) else (1, str(end.code))
     return 0, ""

@@ -15,8 +15,9 @@ from typing import Any
 
 from composing import handed_over
 
-from mxstudy import cli
+from mxstudy.cli import composing
 from mxstudy.config import fingerprint, read_run
+from mxstudy.help.group_choices import groups
 
 PATH = Path(__file__).parent / "fixtures" / "fingerprints.json"
 KINDS = ("experiment", "sweep")
@@ -32,7 +33,7 @@ GIVEN["generate"] = [*READ, "prompt=text"]
 
 def names() -> list[str]:
     """Return the names of all experiments and sweeps, like sweep/quickstart."""
-    return [f"{kind}/{name}" for kind in KINDS for name in sorted(cli.groups()[kind])]
+    return [f"{kind}/{name}" for kind in KINDS for name in sorted(groups()[kind])]
 
 
 def fingerprint_of(config: Any) -> str:
@@ -44,7 +45,7 @@ def composed(name: str) -> list[str]:
     """Return the fingerprints of its jobs, in order."""
     kind, _, choice = name.partition("/")
     loader, master, jobs = handed_over(f"+{kind}={choice}", *GIVEN.get(choice, []))
-    return [fingerprint_of(read_run(one.values)) for one in cli.compose(loader, master, jobs)]
+    return [fingerprint_of(read_run(one.values)) for one in composing.compose(loader, master, jobs)]
 
 
 def recorded(name: str) -> list[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from composing import compose_job
 
-from mxstudy import cli, config
+from mxstudy import config
+from mxstudy.config.conf_folders import CONF
 from mxstudy.reader import read
 
-FILES = sorted(path.stem for path in (cli.CONF / "precision").glob("*.yaml") if "\nrecipes:" in path.read_text())
+FILES = sorted(path.stem for path in (CONF / "precision").glob("*.yaml") if "\nrecipes:" in path.read_text())
 NEEDS = {"fp8_blockwise": ["precision.pad_blocks=true"]}  # its blocks do not divide small sizes
 
 

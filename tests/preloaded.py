@@ -1,5 +1,6 @@
 """Do what a command must do once in a process, and children of the server need not repeat: reading all sweeps."""
 
-from mxstudy import cli
+from mxstudy.cli import registered
+from mxstudy.config import conf_folders
 
-cli.register(cli.SWEEPS, [f"+sweep={path.stem}" for path in cli.SWEEPS.glob("*.yaml")])
+registered.register(conf_folders.SWEEPS, [f"+sweep={path.stem}" for path in conf_folders.SWEEPS.glob("*.yaml")])

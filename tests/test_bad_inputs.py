@@ -21,7 +21,7 @@ from composing import an_experiment, compose_job
 from each import each
 from quiz import ROWS, write_rows
 
-from mxstudy import cli
+from mxstudy.cli import composing
 from mxstudy.config import PrepareData, PySource
 from mxstudy.config.data import Bytes
 from mxstudy.data.tokenizer import ByteTokenizer
@@ -113,7 +113,7 @@ def test_a_bad_file_of_a_choice_is_named(group: str, content: bytes, line: str, 
 def by_override() -> dict[str, Composed]:
     """Return the job of each row of VALUES, from one launch: jobs that set the same keys share a composition."""
     loader, master, _ = an_experiment()
-    (plain_job,) = cli.compose(loader, master, [TINY])
+    (plain_job,) = composing.compose(loader, master, [TINY])
     known = flatten(plain_job.values)
     keys = {line.partition("=")[0] for line, _ in VALUES} & {key for key, value in known.items() if value is not None}
     same = {key: f"{key}={json.dumps(known[key])}" for key in sorted(keys)}
@@ -122,7 +122,7 @@ def by_override() -> dict[str, Composed]:
         key = overrides.partition("=")[0]
         return [*TINY, *(same | {key: overrides}).values()] if key in same else [*TINY, *overrides.split(" ")]
 
-    jobs = cli.compose(loader, master, [job(line) for line, _ in VALUES])
+    jobs = composing.compose(loader, master, [job(line) for line, _ in VALUES])
     return dict(zip((line for line, _ in VALUES), jobs, strict=True))
 
 

@@ -23,10 +23,11 @@ from each import each, slow_but
 from fingerprints import all_recorded, fingerprint_of, names, recorded
 from pyarrow import parquet
 
-from mxstudy import cli
-from mxstudy.config import Decoder, read_run
-from mxstudy.config.conf_folders import STARTS
+from mxstudy.cli import composing
+from mxstudy.config import Decoder, conf_folders, read_run
+from mxstudy.config.conf_folders import CONF, STARTS
 from mxstudy.data.tokenizer import ByteTokenizer
+from mxstudy.help.group_choices import groups
 from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.small_files import yaml_of
 from mxstudy.studies.pretrain import study as pretrain
@@ -34,9 +35,9 @@ from mxstudy.studies.pretrain.built import build_model, parameters_of, size_text
 from mxstudy.tracking.unchanged import digest_of
 from mxstudy.words import as_text
 
-EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
-SWEEPS = sorted(path for path in cli.SWEEPS.glob("*.yaml") if not path.stem.startswith("base_"))
-GROUPS = {g: c for g, c in cli.groups().items() if g not in {*STARTS, "study", "hydra/launcher"}}
+EXPERIMENTS = sorted((CONF / "experiment").glob("**/*.yaml"))
+SWEEPS = sorted(path for path in conf_folders.SWEEPS.glob("*.yaml") if not path.stem.startswith("base_"))
+GROUPS = {g: c for g, c in groups().items() if g not in {*STARTS, "study", "hydra/launcher"}}
 
 # What a choice cannot be used without.
 NEEDS = {
@@ -135,7 +136,7 @@ def test_the_command_of_a_sweep_is_valid_and_its_runs_are_recorded(
     tests/test_shared_sweeps.py composes every sweep, and holds the same for all of them.
     """
     loader, master, jobs = handed_over(*command_of(path), *given_to(path.stem))
-    composed = list(cli.compose(loader, master, jobs))
+    composed = list(composing.compose(loader, master, jobs))
     assert [fingerprint_of(read_run(one.values)) for one in composed] == recorded(f"sweep/{path.stem}")
     chosen = set(map(tuple, covering(jobs)))
     assert chosen
@@ -147,7 +148,7 @@ def test_the_command_of_a_sweep_is_valid_and_its_runs_are_recorded(
 @pytest.mark.integration
 @pytest.mark.parametrize("path", slow_but(EXPERIMENTS[::6], EXPERIMENTS), ids=stem)
 def test_an_experiment_and_its_rehearsal_are_valid(path: Path, given_to: Callable[[str], list[str]]) -> None:
-    name = path.relative_to(cli.CONF / "experiment").with_suffix("").as_posix()
+    name = path.relative_to(CONF / "experiment").with_suffix("").as_posix()
     given = given_to(name)
     full = validated(compose_job(f"+experiment={name}", *given))
     assert full.experiment == name
@@ -177,7 +178,7 @@ def tiny_values(study: str) -> dict[str, Any]:
         of = re.fullmatch(r"\$\{of:(\w+),(\d+),(\d+)\}", str(value))
         return int(of[2] if of[1] == study else of[3]) if of else value
 
-    values = yaml.safe_load((cli.CONF / "debug" / "tiny.yaml").read_text())
+    values = yaml.safe_load((CONF / "debug" / "tiny.yaml").read_text())
     return {key: said(value) for key, value in flatten(values | values["in_place_of"]).items()}
 
 
@@ -270,7 +271,7 @@ def test_every_choice_of_the_students_is_valid(choice: str) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("experiment", slow_but(cli.groups()["experiment"][::4], cli.groups()["experiment"]))
+@pytest.mark.parametrize("experiment", slow_but(groups()["experiment"][::4], groups()["experiment"]))
 def test_probes_can_be_turned_off_by_one_choice(experiment: str) -> None:
     """An experiment chooses its probes, and sets none of their values itself."""
     chosen = compose_job(f"+experiment={experiment}").choices.get("probe")

@@ -11,14 +11,15 @@ from composing import compose_job, handed_over, validated
 from each import each, slow_but
 
 from analysis import loss_curves, report
-from mxstudy import cli
+from mxstudy.cli import composing
 from mxstudy.config import AnyRun, PySource
+from mxstudy.config.conf_folders import CONF
 from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.rehearsal import rehearse_data
 from mxstudy.tracking.found_runs import find_runs
 from mxstudy.tracking.mlflow_store import connect
 
-EXPERIMENTS = sorted(path.stem for path in (cli.CONF / "experiment").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 IN_MAKE_TEST = ("quickstart", "student_teacher", "olmes")
 
 
@@ -125,7 +126,7 @@ def test_a_rehearsal_reads_a_little_of_the_hub_and_says_so() -> None:
         for name in ("cerebras/SlimPajama-627B", "HuggingFaceFW/fineweb-edu")
     )
     loader, master, jobs = handed_over("+experiment=quickstart", "+debug=tiny", "data=fineweb_edu", "seed=0,1")
-    both = list(cli.compose(loader, master, jobs))  # jobs that share a composition
+    both = list(composing.compose(loader, master, jobs))  # jobs that share a composition
     assert [(one.values["data"]["max_documents"], len(one.notes)) for one in both] == [(500, 1), (500, 1)]
     few = compose_job("+experiment=quickstart", "+debug=tiny", "data=fineweb_edu", "data.max_documents=7")
     assert (few.values["data"]["max_documents"], few.notes) == (7, ())

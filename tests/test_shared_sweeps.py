@@ -24,10 +24,11 @@ from figure_rules import check_saved
 from fingerprints import fingerprint_of, recorded
 
 from analysis.figures import FIGURES, Figure
-from mxstudy import cli, results
+from mxstudy import results
 from mxstudy.compat import hydra
 from mxstudy.compat.hydra import Remembered
 from mxstudy.config import read_run
+from mxstudy.help.group_choices import groups
 from mxstudy.launch import inline, plan, sweep
 from mxstudy.launch.composed import Composed
 from mxstudy.reader import ConfigError
@@ -51,7 +52,7 @@ TEMPLATES = {  # {study: the commands of runs that have the rows of all its prob
 }
 STEPS, LOST = 640, 100  # steps of a made stack, and the step at which one of its replicas diverges
 OF_SWEEPS = [figure for figure in FIGURES if "+sweep=" in figure.command and "+experiment=" not in figure.command]
-SWEEPS = cli.groups()["sweep"]
+SWEEPS = groups()["sweep"]
 ASKED = sorted(  # every sweep as it stands, and with what figures need beside it, without runs that a user names
     {f"+sweep={name}" for name in SWEEPS}
     | {

@@ -46,10 +46,10 @@ EVERYTHING = (*STUDENTS, "evaluation", "studies")
 # Other rooms and files: only what a row of DECIDES names in them decides. A file in neither list is a user's own, and
 # decides.
 DECIDED_BY_NONE = (
-    *("launch", "help", "probes", "results", "tracking", "compat", "__init__.py", "__main__.py", "cli.py", "words.py"),
+    *("launch", "help", "probes", "results", "tracking", "compat", "__init__.py", "__main__.py", "cli", "words.py"),
     *("scripts.py", "explain.py", "library.py", "completion"),
     *("garbage.py", "host_copies.py", "rehearsal.py", "reader.py", "small_files.py", "whole_files.py"),
-    "results.py",  # of earlier layouts
+    *("results.py", "cli.py"),  # of earlier layouts
 )
 
 # Files in these rooms that decide no number: code that no run calls, the plan of precision as it is printed, settings

@@ -19,7 +19,7 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from mxstudy.cli import callers_hydra_aside
+from mxstudy.cli.through_hydra import callers_hydra_aside
 from mxstudy.compat import hydra
 from mxstudy.compat.hydra import (
     CHOSEN_ALREADY,

@@ -10,7 +10,7 @@ import yaml
 from pyarrow import parquet
 
 from mxstudy import config
-from mxstudy.cli import CONF
+from mxstudy.config.conf_folders import CONF
 from mxstudy.reader import read
 
 FINEWEB_EDU = """---

@@ -21,7 +21,7 @@ def imported_by(program: str) -> set[str]:
 
 
 def test_the_command_line_is_there_before_torch_is() -> None:
-    modules = imported_by("import mxstudy.cli")
+    modules = imported_by("import mxstudy.cli.main")
     assert "mxstudy.launch.process_pool" in modules
     assert "torch" not in modules
 

@@ -6,7 +6,7 @@ import torch
 from each import each
 
 from mxstudy import config
-from mxstudy.cli import CONF
+from mxstudy.config.conf_folders import CONF
 from mxstudy.model import Decoder, LayerNorm, MXNorm, PostRoundMXNorm, RMSNorm
 from mxstudy.model.decoder import Tree
 from mxstudy.numerics import BlockCast
