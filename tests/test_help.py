@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from commands import call
-from composing import compose_job
+from composing import compose, compose_job
 
 from mxstudy.config import MXNorm
 from mxstudy.config.training import AdamW
@@ -144,3 +144,46 @@ def test_cfg_job_prints_meanings_beside_keys(capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     assert "  p: 2  # exponent of the p-mean\n" in printed
     assert yaml.safe_load(printed)["norm"]["p"] == 2
+
+
+@pytest.mark.integration
+def test_cfg_job_prints_what_every_run_of_a_command_would_get(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("+experiment=generate", "+debug=tiny", "checkpoint=RUN", "runs_dir='${cache_dir}/runs'")
+    assert call(*asked, 'prompt="two\nlines",b', "--cfg=job", "--resolve") == (0, "")
+    printed = capsys.readouterr().out
+    configs = [*yaml.safe_load_all(printed)]
+    assert [(one["experiment"], one["prompt"], one["runs_dir"]) for one in configs] == [
+        ("generate", "two\nlines", ".cache/runs"),
+        ("generate", "b", ".cache/runs"),
+    ]
+    (planned,) = compose("+experiment=generate", "+debug=tiny", "checkpoint=RUN", "prompt=b", "runs_dir=.cache/runs")
+    assert configs[1] == planned.values
+    assert call("+sweep=quickstart", "+debug=tiny", "data=fineweb_edu", "-c", "job") == (0, "")
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == [
+        "--- # precision=bf16 norm=rmsnorm",
+        "# debug: HuggingFaceFW/fineweb-edu, its first 500 documents; data.max_documents takes others",
+    ]
+    assert len([line for line in said if line.startswith("---")]) == 4
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["optimizer.lr=-1"], "optimizer.lr: must be positive and finite, not -1.0"),
+        (["seed=-1"], "seed: must lie in 0 .. 2**64 - 1, not -1"),
+        (
+            ["norm=mxnorm_p1,mxnorm_p3"],
+            "1 of 2 jobs cannot run, so none was started:\n  norm=mxnorm_p3: no such",
+        ),
+        (["optimizer.nope=1,2"], "optimizer.nope: no such key"),
+    ],
+)
+def test_cfg_job_refuses_what_a_run_would_refuse(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = call("+experiment=quickstart", *words, "--cfg", "job")
+    assert code == 1
+    assert said.startswith(line)
+    assert capsys.readouterr().out == ""

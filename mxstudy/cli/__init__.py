@@ -6,5 +6,5 @@ this room uses Hydra.
 
 `main` tells apart what a command asks for, `through_hydra` hands it to Hydra and takes its jobs back, and `composing`
 makes the config of each job. `registered` is what Hydra is told before, `corpora` adds to a blend the corpora that it
-names, and `chosen` checks the choices of groups.
+names, `chosen` checks the choices of groups, and `shown` prints configs in place of a launch.
 """

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import signal
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from mxstudy.cli.shown import show, without_cfg
 from mxstudy.cli.through_hydra import hand_over
 from mxstudy.explain import explain
-from mxstudy.help.answers import answer, commented
+from mxstudy.help.answers import answer
 from mxstudy.help.group_choices import groups
 from mxstudy.reader import ConfigError
 from mxstudy.words import HELP, check_shape, unquoted
@@ -23,7 +22,7 @@ usage: python -m mxstudy +experiment=NAME [GROUP=CHOICE ...] [KEY=VALUE ...]
        python -m mxstudy +sweep=NAME [GROUP=CHOICE ...] [KEY=VALUE ...]
 
 Several values make a sweep: norm=rmsnorm,mxnorm_p2 optimizer.lr=1e-3,2e-3
-+debug=tiny rehearses any experiment on a laptop; --cfg job prints the composed config and runs nothing.
++debug=tiny rehearses any experiment on a laptop; --cfg job prints the config of each run and runs nothing.
 --help NAME explains a key, a group, GROUP=CHOICE or a probe: --help optimizer.lr
 hydra/launcher=local or slurm submits the jobs and returns (wait=true waits); dry_run=true prints their cost.
 
@@ -44,8 +43,8 @@ def main() -> None:
     if words & LAUNCHED:
         sys.exit(after_launch(arguments))
     try:
-        with beside_keys() if words & {"-c", "--cfg"} else contextlib.nullcontext():
-            hand_over(arguments)
+        to_show = without_cfg(arguments)
+        hand_over(arguments) if to_show is None else hand_over(to_show, show)
     except ConfigError as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
@@ -75,15 +74,6 @@ def after_launch(arguments: list[str]) -> int | str:
         return explain(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-
-
-@contextlib.contextmanager
-def beside_keys() -> Iterator[None]:
-    """Print the config that Hydra prints in this block, with the meaning of each key as a comment."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        yield
-    print(commented(printed.getvalue()))
 
 
 def usage() -> str:

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 from mxstudy.config import STUDIES, AnyRun, fingerprint, read_run
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.job_arms import with_arms
+from mxstudy.launch.labels import labels
 from mxstudy.launch.process_pool import MANY, begin_in_processes
 from mxstudy.launch.queues import QueueError, Queues
+from mxstudy.launch.refusal import refusal
 from mxstudy.launch.run_state import observe
-from mxstudy.launch.stale import STALE, check_code, check_data, is_refused
+from mxstudy.launch.stale import check_code, check_data, is_refused
 from mxstudy.launch.ticket import drop_ticket, ticket_of
 from mxstudy.reader import ConfigError, changed, require
 from mxstudy.studies import study_of
@@ -211,51 +213,6 @@ def compare(job: Job, there: Iterable[RunFolder], queues: Queues) -> Job:
     check_data(found, job.config)
     config = study.with_watched_of(found.config(), job.config) if state == "resume" else job.config
     return replace(job, config=config, folder=found.path, state=state)
-
-
-def labels(composed: list[Composed]) -> list[str]:
-    """Return for each job the overrides that not all jobs share, or its title if it has none."""
-    keys = varying([job.overrides for job in composed])
-    return [
-        " ".join(line for key, line in by_key(job.overrides).items() if key in keys) or title(job) for job in composed
-    ]
-
-
-def title(job: Composed) -> str:
-    """Return the user's choices of precision and norm, else the checkpoint (if both are as_trained) or experiment."""
-    choices = [f"{group}={job.choices[group]}" for group in ("precision", "norm") if group in job.choices]
-    values = [line for line in job.overrides if line.lstrip("+").startswith(("precision.", "norm."))]
-    named = " ".join([*(choice for choice in choices if not choice.endswith("=as_trained")), *values])
-    return named or by_key(job.overrides).get("checkpoint") or job.choices.get("experiment", "unnamed")
-
-
-def varying(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """Return the keys of overrides that not all jobs share, in the order in which they are written."""
-    lines = [by_key(job) for job in jobs]
-    keys = dict.fromkeys(key for job in lines for key in job)
-    return [key for key in keys if len({job.get(key) for job in lines}) > 1]
-
-
-def by_key(overrides: Sequence[str]) -> dict[str, str]:
-    """Return the overrides by their keys."""
-    return {line.partition("=")[0]: line for line in overrides}
-
-
-def refusal(errors: dict[str, list[str]], total: int) -> str:
-    """Return the errors as text, each with the names and the number of its jobs.
-
-    An error that all jobs share stands alone; if it says that several runs are stale, their number stands above it.
-    """
-    if list(map(len, errors.values())) == [total] and not (total > 1 and next(iter(errors)).startswith(STALE)):
-        return next(iter(errors))
-    lines = [f"{sum(map(len, errors.values()))} of {total} jobs cannot run, so none was started:"]
-    for message, names in errors.items():
-        if len(names) == 1:
-            lines.append(f"  {message if message.startswith(names[0]) else f'{names[0]}: {message}'}")
-        else:
-            lines += [f"  {len(names)} of {total} jobs: {message}"]
-            lines += [f"    {name}" for name in names if len(names) < total]
-    return "\n".join(lines)
 
 
 def origin(study: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ may be on a login node without a GPU.
 from __future__ import annotations
 
 from mxstudy.config import AnyRun
+from mxstudy.launch.refusal import STALE
 from mxstudy.reader import ConfigError
 from mxstudy.studies import study_of
 from mxstudy.tracking.code import changes
@@ -15,7 +16,6 @@ from mxstudy.tracking.folder import DONE, RunFolder
 from mxstudy.tracking.provenance import provenance
 from mxstudy.train.runtime import is_planned
 
-STALE = "stale: "  # the beginning of a refusal of a run of other code; many jobs of a sweep may share it
 RERUN = "stale=rerun trains it again"
 LATER = "+experiment=olmes evaluates its checkpoints, +experiment=generate continues a prompt with them"
 # From the job's state to what stale=ok does with the run.
