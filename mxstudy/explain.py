@@ -107,7 +107,8 @@ def nothing_to_replace(group: str) -> str:
     if group in STARTS:
         return f"write +{group}=NAME, with a plus"
     if group in groups():
-        return f"there is no choice to replace; start from {START}, one that has {group}"
+        of = f" ({owner})" if (owner := belongs_to(group)) else ""
+        return f"there is no choice to replace; start from {START}, one that has {group}{of}"
     return f"no such group; {suggest(group, groups())}"
 
 

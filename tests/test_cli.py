@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from composing import compose, compose_job, validated
+from composing import compose, compose_job, validated, value
 from each import each, slow_but
 
 from mxstudy.cli import through_hydra
@@ -30,6 +30,8 @@ AS_A_WHOLE = (
     "values: {group}=NAME {key}=VALUE"
 )
 
+OF_STUDENTS = "{}: is for study=student_teacher, and this run is study=pretrain; {}"
+
 
 def refusal(*arguments: str) -> str:
     with pytest.raises(SystemExit) as caught:
@@ -42,6 +44,7 @@ MISSPELT = [
     (["+sweep=quikstart"], "sweep=quikstart: no such choice; did you mean 'quickstart'?"),
     (["experiment=quickstart"], "experiment: write +experiment=NAME, with a plus"),
     (["norm=rmsnorm"], "norm: there is no choice to replace; start from +experiment=NAME or +sweep=NAME, one that has"),
+    ([QUICK, "teacher=code"], "+experiment=NAME or +sweep=NAME, one that has teacher (study=student_teacher)"),
     (["nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
     ([QUICK, "nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
     ([QUICK, "norm=mxnorm_p3"], "norm=mxnorm_p3: no such choice; did you mean 'mxnorm_p2'?"),
@@ -109,6 +112,14 @@ def test_a_transform_with_written_signs_says_how_to_draw_them() -> None:
     [
         ([*ASKED, "+precision.backend=fused"], AS_A_WHOLE.format(group="precision", key="precision.backend")),
         (["+experimant=quickstart"], "experimant: no such key; did you mean '+experiment'?"),
+        ([QUICK, "optimizer=sgd"], OF_STUDENTS.format("optimizer=sgd", "choose from adamw")),
+        ([QUICK, "train=stack", "seed=1"], OF_STUDENTS.format("train=stack", "choose from default")),
+        ([QUICK, "+teacher=code", "+debug=tiny"], OF_STUDENTS.format("teacher=code", "leave it out")),
+        (
+            ["+experiment=student_teacher", "model=llama_tiny"],
+            "model=llama_tiny: is for study=pretrain, and this run is study=student_teacher; choose from residual_mlp, "
+            "residual_mlp_attention",
+        ),
         (["+debug=tiny"], "nothing to run; start from +experiment=NAME or +sweep=NAME"),
         ([QUICK, "norm=mxnorm_p3,x"], "norm=mxnorm_p3: no such choice; did you mean 'mxnorm_p2'?"),
     ],
@@ -231,3 +242,13 @@ def test_nothing_is_collected_while_torch_is_imported(monkeypatch: pytest.Monkey
 def test_the_command_line_is_read_before_torch_is_imported() -> None:
     code = "import sys, mxstudy.cli.main; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.integration
+def test_a_choice_of_the_users_own_is_of_the_kind_of_run_of_its_base(tmp_path: Path) -> None:
+    (tmp_path / "optimizer").mkdir()
+    for name, base in {"nesterov": "sgd_momentum", "mine": "adamw"}.items():
+        (tmp_path / "optimizer" / f"{name}.yaml").write_text(f"defaults:\n  - {base}\n  - _self_\nlr: 0.1\n")
+    bad, good = compose(QUICK, "optimizer=nesterov,mine", f"--config-dir={tmp_path}")
+    assert str(bad.values) == OF_STUDENTS.format("optimizer=nesterov", "choose from adamw, mine")
+    assert value(good, "optimizer.lr") == 0.005  # the experiment's

@@ -13,7 +13,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from mxstudy import config as schemas
-from mxstudy.cli.chosen import check_baseline, partly_as_trained
+from mxstudy.cli.chosen import check_baseline, check_kind_of_run, partly_as_trained
 from mxstudy.cli.corpora import ADDED, corpora_by_name
 from mxstudy.compat.hydra import Family, Override, parse, stands_alone
 from mxstudy.config.conf_folders import CONF
@@ -35,6 +35,8 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
     parsed = functools.cache(functools.partial(parse, loader))
     is_group = functools.cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
     choices_of = functools.cache(lambda group: visible(loader.get_group_options(group)))
+
+    check_kind = functools.cache(functools.partial(check_kind_of_run, loader))
 
     alone = functools.cache(functools.partial(stands_alone, loader))
     composed = functools.cache(lambda lines: loader.load_sweep_config(master, list(lines)))
@@ -61,6 +63,8 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
             config, choices, same = shared[key].composed(job, {group: str(o.value) for group, o in own.items()})
             for override in values:
                 OmegaConf.update(config, override.key, override.value)
+            if (study := str(config.get("study"))) in schemas.STUDIES:
+                check_kind(study, tuple(choices.items()))
             check_baseline(config.get("baseline"), choices_of)
             undoes = undoing(overrides, values, config, swept, composed)
             yield replace(finish(config, choices, job, same), undoes=undoes)

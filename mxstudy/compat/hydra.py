@@ -236,6 +236,19 @@ def stands_alone(loader: ConfigLoader, group: str, choice: str) -> bool:
     return True
 
 
+def files_of(loader: ConfigLoader, group: str, choice: str) -> Iterator[str]:
+    """Yield the files that a choice is made of: itself, and those of its group that its defaults list names, and so on.
+
+    Why: Hydra merges them, and keeps no record of which they were.
+    """
+    yield choice
+    files: Any = getattr(loader, "repository", None)
+    found = files.load_config(f"{group}/{choice}") if isinstance(files, Remembered) else None
+    for default in (found and found.defaults_list) or ():
+        if isinstance(default, ConfigDefault) and not default.is_self() and "/" not in str(default.path):
+            yield from files_of(loader, group, str(default.path))
+
+
 class Family:
     """Jobs that differ in values and in choices that stand alone: composed once, and once more for each other choice.
 
