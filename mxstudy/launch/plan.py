@@ -30,6 +30,8 @@ from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_store import check_uri
 from mxstudy.tracking.provenance import provenance
 
+MAY_BE_UNUSED = ("precision.", "probe.", "evaluation.")  # sections with settings that `unused_settings` may name
+
 
 @dataclass(frozen=True)
 class Job:
@@ -168,9 +170,7 @@ def unused_overrides(composed: Sequence[Composed], valid: Sequence[Valid | Confi
     messages: dict[str, list[str | None]] = defaultdict(list)
     for job, checked in zip(composed, valid, strict=True):
         own = {line: line.lstrip("+").partition("=")[0] for line in job.overrides}
-        if isinstance(checked, ConfigError) or not any(
-            key.startswith(("precision.", "probe.")) for key in own.values()
-        ):
+        if isinstance(checked, ConfigError) or not any(key.startswith(MAY_BE_UNUSED) for key in own.values()):
             continue
         unused = study_of(checked.config.study).unused_settings(checked.config)
         for line, key in own.items():

@@ -90,9 +90,10 @@ class Study(ABC, Generic[C]):
         return None
 
     def unused_settings(self, config: C) -> dict[str, str]:
-        """Return {config key: message that says why} for each precision setting that has no effect in this run.
+        """Return {config key: message that says why} for each setting that has no effect in this run.
 
-        Also for one that has its default, which a command may name all the same.
+        Only for those that an experiment or a rehearsal may set all the same, and a command may not: of the precision,
+        of probes, of evaluations. Also for one that has its default.
         """
         return {}
 
@@ -197,7 +198,12 @@ def check_off(key: str, part: Watched, names: Iterable[str]) -> None:
     unset = type(part)()
     for name in names if not part.every_steps else ():
         is_unset = getattr(part, name) == getattr(unset, name)
-        require(is_unset, f"{key}.{name}: has no effect while {key} is off; set {key}.every_steps too")
+        require(is_unset, while_off(key, name))
+
+
+def while_off(key: str, name: str) -> str:
+    """Return the message for a setting of a measurement that is off."""
+    return f"{key}.{name}: has no effect while {key} is off; set {key}.every_steps too"
 
 
 T = TypeVar("T")

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
+from composing import compose_job
 from fake_study import FakeStudy, existing, seeds
 
 from mxstudy import config
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.plan import plan
+from mxstudy.launch.plan import Valid, plan, unused_overrides
 from mxstudy.reader import ConfigError
 
 
@@ -84,6 +85,26 @@ def test_a_setting_of_what_is_off_is_refused(tmp_path: Path, study: FakeStudy, k
     part = key.rpartition(".")[0]
     with pytest.raises(ConfigError, match=rf"^{key}: has no effect while {part} is off; set {part}\.every_steps too"):
         plan(seeds(tmp_path, 1, **UNUSED[key]))
+
+
+@pytest.mark.integration
+def test_so_is_a_limit_that_the_command_sets_and_no_job_takes(tmp_path: Path) -> None:
+    """Every rehearsal sets a limit."""
+    tiny = ("+experiment=quickstart", "+debug=tiny", f"runs_dir={tmp_path}", "tracking=none")
+    for given in ("evaluation.limit=8", "evaluation.limit=200"):
+        with pytest.raises(ConfigError, match=r"^evaluation\.limit: has no effect while evaluation is off; set eval"):
+            plan([compose_job(*tiny, given)])
+    assert [job.config.evaluation.limit for job in plan([compose_job(*tiny)])] == [8]  # type: ignore[union-attr]
+
+
+@pytest.mark.integration
+def test_a_limit_that_one_job_of_several_takes_is_accepted() -> None:
+    off, on = (
+        compose_job("+experiment=quickstart", "evaluation.limit=3", f"evaluation.every_steps={n}") for n in (0, 5)
+    )
+    valid = [Valid(config.read_run(job.values), None) for job in (off, on) if isinstance(job.values, dict)]
+    assert unused_overrides([off, on], valid) == {}
+    assert list(unused_overrides([off], valid[:1])) == ["evaluation.limit=3"]
 
 
 def test_so_is_a_ring_that_no_spike_would_have_written(tmp_path: Path, study: FakeStudy) -> None:

@@ -28,6 +28,7 @@ from mxstudy.studies.protocol import (
     on_planned_device,
     probes_of,
     unused_messages,
+    while_off,
 )
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
@@ -43,6 +44,7 @@ MIXTURE_BF16, MIXTURE_OF = 0.29, {"mxfp8": 0.21}
 # The keys that decide the questions. Not data_dir, because a folder may move, nor limit, which +debug=tiny always sets.
 QUESTIONS = ("tasks", "form", "task_forms", "shots", "task_shots", "shots_seed", "curated_shots", "shots_dir")
 ASKED_HOW = ("skip_missing", "tokens_per_batch", "data_dir")  # they decide neither questions nor answers
+LIMIT = "evaluation.limit"  # every rehearsal sets it, so it is refused only on the command line
 WRITTEN = ("prompts", *vars(Texts()))  # the keys that decide the texts
 AT_RATE = f"""\
 GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16, {MFU_MX:.0%} with emulated MX
@@ -79,7 +81,8 @@ class PretrainStudy(Study[Pretrain]):
     def unused_settings(self, config: Pretrain) -> dict[str, str]:
         is_unused = config.probe.gradient_bias.by_operand and not casts_of(config.precision)
         unused = unused_messages(config.precision, config.norm, config.precision.gain)
-        return unused | (NO_OPERAND if is_unused else {})
+        idle = {} if config.evaluation.every_steps else {LIMIT: while_off("evaluation", "limit")}
+        return unused | (NO_OPERAND if is_unused else {}) | idle
 
     def watched(self, config: Pretrain) -> dict[str, Watched]:
         return probes_of(config.probe) | {"evaluation": config.evaluation, "sample": config.sample}
