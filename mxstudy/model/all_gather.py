@@ -25,6 +25,7 @@ from mxstudy.kernels.implements import Implements
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.fusable import linears_in
 from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.modules import modules_of
 from mxstudy.model.moe import mixtures_of
 from mxstudy.numerics.formats import FORMATS, SCALE_RULES
 from mxstudy.numerics.gathered_weight import Coding, GatheredWeight
@@ -63,7 +64,7 @@ def check_all_gather(model: Decoder, ranks: int) -> dict[str, Width]:
     require(
         not mixtures_of(model), "train.all_gather: mx gathers single matrices, and model.mlp=moe has stacks; " + ELSE
     )
-    linears = {name: m for name, m in model.named_modules() if isinstance(m, MXLinear) and name.startswith("layers.")}
+    linears = {name: m for name, m in modules_of(model, MXLinear).items() if name.startswith("layers.")}
     widths = {}
     require(
         not any(isinstance(m, NormLinear) and m.norm.fold_gain_in_dgrad for m in linears.values()),

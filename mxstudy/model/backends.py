@@ -25,6 +25,7 @@ from mxstudy.config.precision_plan import EARLIER_BACKENDS
 from mxstudy.kernels.native import why_not_native
 from mxstudy.model.fusable import Backend, Fusable, Target, is_plain, linears_in
 from mxstudy.model.linear import MXLinear
+from mxstudy.model.modules import modules_of
 from mxstudy.model.moe import mixtures_of, why_not_one_gemm
 from mxstudy.reader import ConfigError
 
@@ -40,11 +41,9 @@ def plan_backends(model: nn.Module, backend: str, target: Target) -> dict[str, B
 
 def parts(model: nn.Module) -> dict[str, nn.Module]:
     """Return {name: module} of the modules with a backend of their own: blocks, and quantised linears outside them."""
-    modules = dict(model.named_modules())
-    blocks = {name: module for name, module in modules.items() if isinstance(module, Fusable)}
+    blocks = modules_of(model, Fusable)
     inside = tuple(f"{name}." for name in blocks)
-    linears = {name: module for name, module in modules.items() if isinstance(module, MXLinear)}
-    outside = {name: linear for name, linear in linears.items() if not name.startswith(inside)}
+    outside = {name: linear for name, linear in modules_of(model, MXLinear).items() if not name.startswith(inside)}
     return blocks | {name: linear for name, linear in outside.items() if linear.gemms != Gemms()}
 
 

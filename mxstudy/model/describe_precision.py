@@ -13,6 +13,7 @@ from mxstudy.config.settings import written
 from mxstudy.model.backends import describe_backends
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.modules import modules_of
 from mxstudy.model.moe import SharedUp, mixtures_of
 from mxstudy.model.norm import MXNorm
 from mxstudy.model.norm_casts import has_own_blocks, norm_read
@@ -30,7 +31,7 @@ def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = Fal
 
     `forward_only`: describe the forward GEMM alone, for a model that is evaluated and not trained.
     """
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
+    linears = modules_of(model, MXLinear)
     scaled = {name: as_scaled(linears[name]) for name in rows}
     applied = {name: forward_of(gemms) for name, gemms in scaled.items()} if forward_only else scaled
     groups = Counter((row, applied[name]) for name, row in rows.items())

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from mxstudy.model.modules import modules_of
 from mxstudy.numerics.random_bits import CALL, Draws, Random, random_words
 from mxstudy.reader import require
 
@@ -46,7 +47,7 @@ def dropout_of(rate: float) -> Dropout | None:
 
 
 def dropouts_of(model: nn.Module) -> dict[str, Dropout]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, Dropout)}
+    return modules_of(model, Dropout)
 
 
 def dropped(x_BT: Tensor, dropout: Dropout | None) -> Tensor:

@@ -11,6 +11,7 @@ from torch import nn
 from mxstudy.compat.torch_modules import has_hooks
 from mxstudy.config.casts import Gemms
 from mxstudy.model.linear import MXLinear
+from mxstudy.model.modules import modules_of
 from mxstudy.reader import require
 
 
@@ -50,7 +51,7 @@ class Fusable(nn.Module):
 
 
 def linears_in(module: nn.Module) -> list[MXLinear]:
-    return [child for child in module.modules() if isinstance(child, MXLinear)]
+    return list(modules_of(module, MXLinear).values())
 
 
 def is_plain(module: nn.Module) -> bool:

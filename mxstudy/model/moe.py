@@ -24,6 +24,7 @@ from mxstudy.config.casts import BlockCast
 from mxstudy.model.feed_forward import INITS, MLPS
 from mxstudy.model.fusable import Target
 from mxstudy.model.linear import MXLinear, NormLinear, Sources, bounds_for
+from mxstudy.model.modules import modules_of
 from mxstudy.model.norm import Norm, build_norm
 from mxstudy.model.seeds import normal_weight
 from mxstudy.numerics.dispatch import Dispatch, combine, dispatch_of, to_rows
@@ -211,7 +212,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def mixtures_of(model: nn.Module) -> dict[str, MixtureOfExperts]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, MixtureOfExperts)}
+    return modules_of(model, MixtureOfExperts)
 
 
 def why_not_one_gemm(mixture: MixtureOfExperts, target: Target) -> str | None:

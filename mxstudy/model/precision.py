@@ -21,6 +21,7 @@ from mxstudy.model.decoder import Block
 from mxstudy.model.dropout import without_dropout
 from mxstudy.model.fusable import Target, linears_in
 from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.modules import modules_of
 from mxstudy.model.moe import ALIGN, MixtureOfExperts, SharedUp, mixtures_of
 from mxstudy.model.norm_casts import settings_read, take_cast
 from mxstudy.model.patterns import check_skipped, end_blocks, match_plan, plan_of
@@ -53,7 +54,7 @@ def apply_precision(
     unknown recipe, a size that blocks do not divide, a setting that no operand takes, or a backend that cannot run.
     """
     plan = plan_of(precision, [row for row in precision.schedule if row.from_step <= step][-1])
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
+    linears = modules_of(model, MXLinear)
     rows = match_plan(plan, list(linears), default=compute)
     skipped = end_blocks(list(linears), precision.skip_blocks)
     rows |= dict.fromkeys(skipped, compute)
@@ -86,9 +87,9 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     both keeps its compiled code. A block keeps its backend, except that a fused block runs module by module if no
     kernel computes its evaluation recipes.
     """
-    linears = {m: for_evaluation(m.gemms) for m in model.modules() if isinstance(m, MXLinear)}
+    linears = {m: for_evaluation(m.gemms) for m in linears_in(model)}
     before = {linear: linear.gemms for linear, asked in linears.items() if asked is not linear.gemms}
-    blocks = [m for m in model.modules() if isinstance(m, Block) and before.keys() & set(linears_in(m))]
+    blocks = [m for m in modules_of(model, Block).values() if before.keys() & set(linears_in(m))]
     fused = {block: block.fused for block in blocks if block.fused is not None}
     try:
         for linear in before:
@@ -169,7 +170,7 @@ class Origin(NamedTuple):
 
 def norm_settings(model: nn.Module) -> set[str]:
     """Return the settings of `precision` that the model's norms read."""
-    return {name for module in model.modules() if isinstance(module, MXLinear) for name in settings_read(module)}
+    return {name for linear in linears_in(model) for name in settings_read(linear)}
 
 
 def check_settings(precision: config.Precision, norm_reads: Collection[str]) -> None:
@@ -265,7 +266,7 @@ def token_divisors(model: nn.Module) -> list[Divisor]:
 
     Experts have none of these: their rows are filled up with zeros to a multiple of their `alignment`.
     """
-    linears = (m for m in model.modules() if isinstance(m, MXLinear) and not m.is_of_experts)
+    linears = (linear for linear in linears_in(model) if not linear.is_of_experts)
     return [divisor for linear in linears for divisor in divisors(linear.gemms) if divisor.axis == "tokens"]
 
 

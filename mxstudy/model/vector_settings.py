@@ -18,6 +18,7 @@ from mxstudy.model.activation_functions import OP_BY_OP
 from mxstudy.model.decoder import Attention, Decoder
 from mxstudy.model.feed_forward import MLPS, FeedForward
 from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.modules import modules_of
 from mxstudy.model.moe import mixtures_of
 from mxstudy.model.norm import Norm
 from mxstudy.numerics.vector_ops import VectorCast, along_vector
@@ -65,10 +66,9 @@ def apply_vector_settings(model: nn.Module, precision: config.Precision, compute
     for name, (norm, linear) in norms.items():
         norm.rounding = rounding_of(precision, name, norm, linear)
         norm.output = "op_by_op" if precision.vector_ops == "bf16" else "fused"
-    for module in model.modules():
-        if isinstance(module, FeedForward):
-            exact = MLPS[module.kind].activation
-            module.activation = OP_BY_OP[exact] if precision.vector_ops == "bf16" else exact
+    for mlp in modules_of(model, FeedForward).values():
+        exact = MLPS[mlp.kind].activation
+        mlp.activation = OP_BY_OP[exact] if precision.vector_ops == "bf16" else exact
 
 
 def check_gain(precision: config.Precision, norms: dict[str, Read]) -> None:
@@ -140,7 +140,7 @@ def rounding_of(precision: config.Precision, name: str, norm: Norm, linear: MXLi
 def exact_vectors(model: Decoder) -> Iterator[None]:
     """Run without `precision.gain` and `precision.vector_ops` inside the `with` block, then restore them."""
     norms = [(norm, norm.rounding, norm.output) for norm, _ in norms_of(model).values()]
-    mlps = [(module, module.activation) for module in model.modules() if isinstance(module, FeedForward)]
+    mlps = [(mlp, mlp.activation) for mlp in modules_of(model, FeedForward).values()]
     try:
         for norm, _, _ in norms:
             norm.rounding, norm.output = None, "fused"

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from mxstudy.config.casts import FORWARD_OF, OPERANDS, Gemms
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.fusable import linears_in
 from mxstudy.model.linear import MXLinear
 from mxstudy.probes.base import TrainingSequence
-from mxstudy.probes.shadow import linears_of, shadow_gradients
+from mxstudy.probes.shadow import shadow_gradients
 
 Gradients: TypeAlias = dict[str, Tensor]
 T = TypeVar("T")
@@ -38,7 +39,7 @@ def of_each_operand(
     gradient without. A backward operand that is made from the forward's quantised one (`source: forward`) cannot be
     quantised without that: this forward operand is then quantised in both gradients.
     """
-    linears = [linear for linear in linears_of(model).values() if any(linear.gemms.casts())]
+    linears = [linear for linear in linears_in(model) if any(linear.gemms.casts())]
     plan = [linear.gemms for linear in linears]
     groups: dict[tuple[Gemms, ...], list[str]] = defaultdict(list)
     for operand in OPERANDS:

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from mxstudy.config.casts import Gemms
 from mxstudy.model.backends import cast_by_kernels
 from mxstudy.model.decoder import Block, Decoder
-from mxstudy.model.fusable import Target
+from mxstudy.model.fusable import Target, linears_in
 from mxstudy.model.linear import MXLinear, Sources
+from mxstudy.model.modules import modules_of
 from mxstudy.model.moe import mixtures_of
 from mxstudy.model.precision import token_block
 from mxstudy.model.vector_settings import exact_vectors
@@ -40,10 +41,6 @@ class Captured:
     def sources(self) -> Sources:
         """Return the tensors that the operands are quantised from, with the same bits as in the linear."""
         return self.linear.sources(*self.inputs)
-
-
-def linears_of(model: nn.Module) -> dict[str, MXLinear]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
 
 
 def whole_blocks(model: nn.Module, sequence: TrainingSequence) -> TrainingSequence:
@@ -90,7 +87,7 @@ def capture_linears(model: Decoder, sequence: TrainingSequence, tokens: int) -> 
 
     The gradients are those of the summed loss divided by `tokens`.
     """
-    linears = {name: m for name, m in linears_of(model).items() if any(m.gemms.casts())}
+    linears = {name: m for name, m in modules_of(model, MXLinear).items() if any(m.gemms.casts())}
     seen: dict[str, tuple[tuple[Any, ...], Tensor]] = {}
     with borrowed(model):
         with ExitStack() as hooks:  # removed before the backward, in which checkpointed blocks run again
@@ -122,8 +119,8 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
 
     Compiled code stays valid: its guards check the objects that are restored, which are the same ones.
     """
-    linears = list(linears_of(model).values())
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    linears = linears_in(model)
+    blocks = list(modules_of(model, Block).values())
     grouped = [mixture for mixture in mixtures_of(model).values() if mixture.is_grouped]
     of_linears = [(linear.gemms, linear.casts_by_kernel) for linear in linears]
     before = model.watchers, model.compute, of_linears, [block.fused for block in blocks]

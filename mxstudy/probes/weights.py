@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy.distributed import max_over_ranks, own_part, whole
+from mxstudy.model.modules import modules_of
 from mxstudy.model.norm import Norm
 from mxstudy.probes.base import ScheduledProbe, StepView, Values
 
@@ -34,8 +35,8 @@ def absmax(x: Tensor) -> Tensor:
 
 
 def gains_of(model: nn.Module) -> dict[str, Tensor]:
-    norms = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, Norm)}
-    return {name: norm.weight for name, norm in norms.items() if norm.weight is not None}
+    norms = modules_of(model, Norm)
+    return {f"{name}.weight": norm.weight for name, norm in norms.items() if norm.weight is not None}
 
 
 def moments(gain: Tensor) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from mxstudy.config.casts import BlockCast, Gemms
 from mxstudy.kernels.operators import Held
 from mxstudy.model.fusable import Fusable, Target, check_hooks, why_not_known
 from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.modules import modules_of
 from mxstudy.model.norm import Norm, Output, build_norm, kernel_norm, why_no_kernel_norm
 from mxstudy.model.seeds import generator_for
 from mxstudy.numerics.formats import look_up
@@ -255,7 +256,7 @@ class ResidualMLP(nn.Module):
             self.ops = self.ops._replace(norm=look_up(NORM_OPS, norm_ops, "norm_ops"))
         self.layers = nn.ModuleList(StudentBlock(model, norm, cast, self.ops) for _ in range(model.num_layers))
         require(norm is not None or gain == "fp32", "gain: there is no norm to round the gain of; leave it at fp32")
-        biases = [module.bias for module in self.modules() if isinstance(module, Norm) and module.bias is not None]
+        biases = [norm.bias for norm in modules_of(self, Norm).values() if norm.bias is not None]
         require(bool(biases) or not freeze_norm_bias, "freeze_norm_bias: the norm has no bias; set it to false")
         for bias in biases:
             bias.requires_grad_(not freeze_norm_bias)
@@ -311,9 +312,8 @@ class ResidualMLP(nn.Module):
         same sizes and seed has other numbers.
         """
         init = INITS[self.config.init]
-        for module in self.modules():
-            if isinstance(module, Norm):
-                module.reset_parameters()
+        for norm in modules_of(self, Norm).values():
+            norm.reset_parameters()
         for name, parameter, std in self.drawn():
             replicas = parameter if parameter.ndim > 2 else parameter[None]
             require(

@@ -13,6 +13,7 @@ from mxstudy.compat.torch_fsdp import allow_views
 from mxstudy.compat.torch_modules import hooks_of
 from mxstudy.distributed import world_size
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.modules import modules_of
 from mxstudy.model.moe import mixtures_of
 from mxstudy.model.precision import DTYPES
 
@@ -67,13 +68,9 @@ def recompute_in_backward(block: nn.Module, compiled: bool) -> None:
     block.forward = lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False)
 
 
-def sharded_modules(model: nn.Module) -> list[FSDPModule]:
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
-
-
 def sum_gradients(model: nn.Module) -> None:
     """Make FSDP sum gradients over ranks instead of averaging: the loss is already divided by all ranks' tokens."""
-    for module in sharded_modules(model):
+    for module in modules_of(model, FSDPModule).values():
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 
@@ -83,5 +80,5 @@ def drop_gathered(model: nn.Module) -> None:
 
     Otherwise the model would continue with these rounded copies instead of its shards.
     """
-    for module in sharded_modules(model):
+    for module in modules_of(model, FSDPModule).values():
         module.reshard()

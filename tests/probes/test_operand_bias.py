@@ -15,11 +15,13 @@ from torch import Tensor
 from mxstudy import config
 from mxstudy.config import Gemms
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, BlockCast
+from mxstudy.model.linear import MXLinear
+from mxstudy.model.modules import modules_of
 from mxstudy.numerics.cast import block_cast
 from mxstudy.numerics.gemms import Linear, mx_linear
 from mxstudy.probes.gradient_bias import BY_OPERAND, GradientBias, by_operand, compare, squared_norms
 from mxstudy.probes.operand_bias import of_each_operand, recipes_set, with_casts
-from mxstudy.probes.shadow import capture_linears, linears_of, shadow_gradients
+from mxstudy.probes.shadow import capture_linears, shadow_gradients
 from mxstudy.train.loop import train_step
 
 MOE = replace(tiny.MODEL, ffn_size=32, num_layers=1, mlp="moe", moe=config.MoE(num_experts=4))
@@ -98,7 +100,7 @@ def test_the_values_of_one_weight_are_those_of_numpy() -> None:
     run, _ = tiny.build(replace(tiny.CONFIG, norm=tiny.RMSNORM))
     sequence, name = run.first_sequence(0), "layers.1.feed_forward.w2"
     values = by_operand(run.model, sequence)
-    linears = list(linears_of(run.model).values())
+    linears = list(modules_of(run.model, MXLinear).values())
     with recipes_set(linears, [with_casts(linear.gemms, {"wgrad_x"}) for linear in linears]):
         captured = capture_linears(run.model, sequence, sequence[0].numel())[name]
     x, dh = captured.sources().x_TI.float(), captured.dh_TO.float()
@@ -112,7 +114,9 @@ def test_the_values_of_one_weight_are_those_of_numpy() -> None:
 def test_an_operand_of_wgrad_changes_the_gradients_of_quantised_weights_alone() -> None:
     run, _ = tiny.build(replace(tiny.CONFIG, norm=tiny.RMSNORM))
     values = by_operand(run.model, run.first_sequence(0))
-    weights = {f"{name}.weight" for name, linear in linears_of(run.model).items() if any(linear.gemms.casts())}
+    weights = {
+        f"{name}.weight" for name, linear in modules_of(run.model, MXLinear).items() if any(linear.gemms.casts())
+    }
     for operand in ("wgrad_x", "wgrad_dh"):
         changed = {name for name in dict(run.model.named_parameters()) if values[f"{name}/{operand}/ratio"]}
         assert changed == weights
@@ -149,7 +153,7 @@ def test_without_casts_there_is_no_operand() -> None:
 
 def test_the_hardware_gemm_is_off_for_a_pass_and_on_again() -> None:
     """It multiplies two quantised operands."""
-    linear = linears_of(tiny.build()[0].model)["layers.0.attention.wo"]
+    linear = modules_of(tiny.build()[0].model, MXLinear)["layers.0.attention.wo"]
     linear.native, own = True, linear.gemms
     with recipes_set([linear], [Gemms()]):
         assert (linear.gemms, linear.native) == (Gemms(), False)

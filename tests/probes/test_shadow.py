@@ -14,6 +14,8 @@ from each import each
 from mxstudy import config
 from mxstudy.config import Gemms
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.linear import MXLinear
+from mxstudy.model.modules import modules_of
 from mxstudy.model.norm import Norm
 from mxstudy.numerics import gemms as matmul
 from mxstudy.probes import shadow
@@ -21,7 +23,7 @@ from mxstudy.probes.base import Probe
 from mxstudy.probes.gradient_bias import GradientBias
 from mxstudy.probes.operand_bias import of_each_operand
 from mxstudy.probes.saturation import Saturation, quantized_operands
-from mxstudy.probes.shadow import capture_linears, linears_of, shadow_gradients, whole_blocks
+from mxstudy.probes.shadow import capture_linears, shadow_gradients, whole_blocks
 from mxstudy.reader import ConfigError
 from mxstudy.train.loop import TrainingRun, train, train_step
 from mxstudy.train.signals import Leave
@@ -104,7 +106,7 @@ def test_compiled_losses_have_the_same_bits_and_no_graph_is_compiled_anew(
 def state_of(model: Decoder) -> list[Any]:
     parts: list[Any] = [model.watchers, model.compute, model.training, torch.get_rng_state().tolist()]
     parts += [torch._dynamo.eval_frame._stance.stance, torch.is_grad_enabled()]
-    for linear in linears_of(model).values():
+    for linear in modules_of(model, MXLinear).values():
         parts += [id(linear.gemms), linear.gemms, linear.casts_by_kernel, linear.native, len(linear._forward_hooks)]
     for parameter in model.parameters():
         assert parameter.grad is not None
@@ -188,7 +190,7 @@ def spied(monkeypatch: pytest.MonkeyPatch, model: Decoder, sequence: Any) -> dic
     loss = shadow.sum_loss(model, sequence) / sequence[0].numel()
     torch.autograd.grad(loss, list(model.parameters()))
     monkeypatch.undo()
-    names = list(linears_of(model))
+    names = list(modules_of(model, MXLinear))
     order = [f"{name}/{o}" for name in names for o in ("forward_x", "forward_w")]
     order += [f"{name}/{o}" for name in reversed(names) for o in ("dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x")]
     return dict(zip(order, multiplied, strict=True))
@@ -224,7 +226,7 @@ def test_captured_operands_are_those_that_the_gemms_multiply(
         assert (scale is None) == (expected[name].scale is None)
         assert scale is None or torch.equal(scale, expected[name].scale), name
         names.add(name)
-    gemms = {name: linear.gemms for name, linear in linears_of(model).items()}
+    gemms = {name: linear.gemms for name, linear in modules_of(model, MXLinear).items()}
     assert names == {key for key in expected if getattr(gemms[key.split("/")[0]], key.split("/")[1]) is not None}
     assert names
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.modules import modules_of
 from mxstudy.probes.last_bins import ProbedTensor, as_probed, fractions
 from mxstudy.probes.weights import gains_of, moments
 from mxstudy.students.model import ResidualMLP, StudentBlock
 from mxstudy.students.probes.bias import PerReplica
-from mxstudy.students.probes.shadow import blocks_of
 
 
 @torch.no_grad()
@@ -35,18 +35,15 @@ def last_bin(model: ResidualMLP, x_TD: Tensor) -> PerReplica:
 def probed_tensors(model: ResidualMLP, x_TD: Tensor) -> Iterator[tuple[str, ProbedTensor]]:
     """Yield the name and tensor of everything that `last_bin` measures."""
     captured = activations(model, x_TD)
-    for name, block in blocks_of(model).items():
-        for part, linear in linears_of(name, block).items():
+    for name, block in modules_of(model, StudentBlock).items():
+        for own_name, linear in modules_of(block, MXLinear).items():
+            part = f"{name}.{own_name}"
             x, weight = linear.gemms.forward_x, linear.gemms.forward_w
             yield f"{part}.input", as_probed(linear, operand_of(linear, captured[part]), x, weight)
             yield f"{part}.weight", as_probed(linear, weight_of(linear), weight, x)
             for gain_name, gain in gains_of(linear).items():
                 yield f"{part}.{gain_name}", as_probed(linear, gain, weight, x)
         yield f"{name}.output", as_probed(block.up, captured[name], block.up.gemms.forward_x, block.up.gemms.forward_w)
-
-
-def linears_of(name: str, block: StudentBlock) -> dict[str, MXLinear]:
-    return {part: module for part, module in block.named_modules(prefix=name) if isinstance(module, MXLinear)}
 
 
 def activations(model: ResidualMLP, x_TD: Tensor) -> dict[str, Tensor]:

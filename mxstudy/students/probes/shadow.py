@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mxstudy.config.casts import Gemms
 from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.modules import modules_of
 from mxstudy.numerics.norm_linear import affine
 from mxstudy.students.model import VECTOR_OPS, ResidualMLP, StudentBlock
 
@@ -22,11 +23,6 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def blocks_of(model: ResidualMLP) -> dict[str, StudentBlock]:
-    """Return {name: block}, in the order of the forward pass."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, StudentBlock)}
 
 
 def gradients(model: nn.Module, loss: Loss, x_STD: Tensor, target_STD: Tensor) -> dict[str, Tensor]:
@@ -44,7 +40,7 @@ def in_fp32(model: ResidualMLP) -> ResidualMLP:
     """
     shadow = model.sharing()
     shadow.ops = FP32_OPS
-    for block in blocks_of(shadow).values():
+    for block in modules_of(shadow, StudentBlock).values():
         block.ops = FP32_OPS
     for module in shadow.modules():
         if isinstance(module, MXLinear):
@@ -62,7 +58,7 @@ def smooth_forward(model: ResidualMLP, x_STD: Tensor) -> Tensor:
     """
     replicas = next(model.parameters()).shape[:-2]
     x = x_STD.expand(*replicas, *x_STD.shape[-2:])
-    for block in blocks_of(model).values():
+    for block in modules_of(model, StudentBlock).values():
         if block.attention is not None:
             qkv = smooth_linear(block.attention.qkv, x)
             y = block.attention.attend(qkv, lambda a, b: a @ b.mT, FP32_OPS.activation)
