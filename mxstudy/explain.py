@@ -12,7 +12,7 @@ from hydra.errors import MissingConfigException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from mxstudy.compat.hydra import CHOSEN_ALREADY, NAMED_IN, NOTHING_TO_OVERRIDE, UnreadableFile
-from mxstudy.config.conf_folders import STARTS
+from mxstudy.config.conf_folders import CONF, STARTS
 from mxstudy.help.answers import belongs_to, is_section, may_be_added
 from mxstudy.help.group_choices import groups, visible
 from mxstudy.reader import ConfigError, one_line, suggest
@@ -20,6 +20,8 @@ from mxstudy.reader import ConfigError, one_line, suggest
 AS_TRAINED = "as_trained"
 # Groups with the choice as_trained, and a key that each of their other choices sets.
 WHOLE = {"precision": "schedule", "norm": "kind"}
+# What to do about a file of conf/ itself, of which a user writes none.
+RESTORE = "the file comes with mxstudy: restore it from git, or install mxstudy again"
 START = "+experiment=NAME or +sweep=NAME"
 
 
@@ -27,11 +29,13 @@ def explain(error: Exception) -> str:
     """Return what is wrong and what would be right, instead of Hydra's advice to append unknown keys."""
     cause = error.__cause__
     if isinstance(error, UnreadableFile) and cause is not None:
-        return f"{error}: cannot be read ({why_unreadable(cause)})"
+        return f"{error}: cannot be read ({why_unreadable(Path(str(error)), cause)})"
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name}: no such choice; {suggest(name, groups().get(group, visible(error.options)))}"
     if isinstance(error, MissingConfigException) and (file := re.search(NAMED_IN, str(error))):
+        if "/" not in file[1]:
+            return f"{CONF / file[1]}.yaml: its defaults name {error.missing_cfg_file}, which does not exist; {RESTORE}"
         return f"{file[1]}.yaml: its defaults name {unknown_name(error)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         key, names = str(cause.full_key), [name for name in map(str, cause.parent_node) if not name.startswith("_")]
@@ -69,14 +73,16 @@ def unknown_name(error: MissingConfigException) -> str:
     return f"{name}, which is no file of {group or 'conf'}; a choice of another group is - /GROUP: CHOICE{advice}"
 
 
-def why_unreadable(error: BaseException) -> str:
-    """Return what is wrong in a config file, with the line and column if the error knows them."""
+def why_unreadable(file: Path, error: BaseException) -> str:
+    """Return what is wrong in a config file, with the line and column if the error knows them, and what to do."""
     if mark := getattr(error, "problem_mark", None):
+        why = f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', 'no YAML')}"
         advice = "write YAML: each KEY: VALUE once, indented by spaces"
-        return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', 'no YAML')}; {advice}"
-    if isinstance(error, UnicodeDecodeError):
-        return f"{one_line(error)}; save it as UTF-8"
-    return f"{one_line(error)}; write KEY: VALUE, and as defaults a list of - GROUP: CHOICE"
+    elif isinstance(error, UnicodeDecodeError):
+        why, advice = one_line(error), "save it as UTF-8"
+    else:
+        why, advice = one_line(error), "write KEY: VALUE, and as defaults a list of - GROUP: CHOICE"
+    return f"{why}; {RESTORE if file.parent == CONF else advice}"
 
 
 def as_a_whole(group: str, key: str) -> str:

@@ -13,9 +13,11 @@ import pytest
 from composing import compose, compose_job, validated, value
 from each import each, slow_but
 
+from mxstudy import explain
 from mxstudy.cli import through_hydra
 from mxstudy.cli.main import main
 from mxstudy.config import Inline
+from mxstudy.config.conf_folders import CONF
 from mxstudy.help.group_choices import groups
 from mxstudy.launch.start import Launched
 from mxstudy.reader import ConfigError
@@ -30,6 +32,7 @@ AS_A_WHOLE = (
     "values: {group}=NAME {key}=VALUE"
 )
 
+NO_LIST = "cannot be read (Invalid defaults list in 'config', defaults must be a list"
 OF_STUDENTS = "{}: is for study=student_teacher, and this run is study=pretrain; {}"
 
 
@@ -192,6 +195,31 @@ def test_an_experiment_of_the_users_own_that_names_no_kind_of_run_is_refused(fir
         "experiment=mine: its file names no kind of run; begin it with '# @package _global_', and its defaults with "
         "- /study: NAME"
     )
+
+
+@pytest.mark.integration
+@each(
+    ("left", "line"),
+    [
+        ("# The root", "cannot be read (it is empty; {})"),
+        (
+            "defaults:\n",
+            NO_LIST + " (got NoneType); {})",
+        ),
+        ("defaults:\n  - hydra_def", "its defaults name hydra_def, which does not exist; {}"),
+        ("defaults:\n  - hydra_defaults\n  - _s", "its defaults name _s, which does not exist; {}"),
+        ("defaults: [hydra\n", "cannot be read (line 2, column 1: expected ',' or ']', but got '<stream end>'; {})"),
+    ],
+)
+def test_a_root_config_that_was_cut_off_is_named_and_can_be_restored(
+    left: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.yaml").write_text(left)
+    (tmp_path / "hydra_defaults.yaml").write_bytes((CONF / "hydra_defaults.yaml").read_bytes())
+    for module in (through_hydra, explain):
+        monkeypatch.setattr(module, "CONF", tmp_path)
+    restore = "the file comes with mxstudy: restore it from git, or install mxstudy again"
+    assert refusal(QUICK) == f"{tmp_path}/config.yaml: {line.format(restore)}"
 
 
 @pytest.mark.integration
