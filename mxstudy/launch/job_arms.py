@@ -6,18 +6,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mxstudy.launch.labels import changes, section_of
 from mxstudy.tracking.arms import Described, arms_of, describe, run_names
 
 if TYPE_CHECKING:
     from mxstudy.launch.plan import Job
 
+USED = ("checkpoint", "parent")  # keys that name a run which another kind of run uses
+
 
 def with_arms(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs, each with the name and colour of its arm, and the arm's name with the job's seeds."""
+    """Return the jobs with the names and colours of their arms, the arm's name with the seeds, and that in MLflow."""
     runs = descriptions(jobs)
     arms = arms_of(runs)
     named = zip(jobs, run_names(runs, arms), arms, strict=True)
-    return [replace(job, arm=arm.name, name=name, color=arm.color) for job, name, arm in named]
+    jobs = [replace(job, arm=arm.name, name=name, shown_as=name, color=arm.color) for job, name, arm in named]
+    return jobs if len(jobs) > 1 else [replace(job, shown_as=alone(job)) for job in jobs]
+
+
+def alone(job: Job) -> str:
+    """Return the name in MLflow of the only job of a launch: that of its arm, and what else the command changed.
+
+    A model that is used is part of the arm's name if nothing else is.
+    """
+    said = [line for line in changes(job.overrides, job.config.study) if section_of(line) not in USED]
+    return " ".join([job.name, *said])
 
 
 def arm_names(jobs: Sequence[Job]) -> list[str]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Sequence
 
+from mxstudy.config.run import STUDIES, Run
 from mxstudy.launch.composed import Composed
+
+TITLE = ("precision", "norm")  # groups that a title begins with, as the command or the experiment chose them
+STARTED = ("experiment", "sweep", "debug", "hydra")  # sections and groups that are no part of a run's config
+SHOWN = 60  # characters of an override
 
 
 def labels(composed: list[Composed]) -> list[str]:
@@ -16,11 +23,33 @@ def labels(composed: list[Composed]) -> list[str]:
 
 
 def title(job: Composed) -> str:
-    """Return the user's choices of precision and norm, else the checkpoint (if both are as_trained) or experiment."""
-    choices = [f"{group}={job.choices[group]}" for group in ("precision", "norm") if group in job.choices]
-    values = [line for line in job.overrides if line.lstrip("+").startswith(("precision.", "norm."))]
-    named = " ".join([*(choice for choice in choices if not choice.endswith("=as_trained")), *values])
-    return named or by_key(job.overrides).get("checkpoint") or job.choices.get("experiment", "unnamed")
+    """Return the precision and the norm of a job, and what else its command changes; the experiment if it has none."""
+    chosen = [f"{group}={job.choices[group]}" for group in TITLE if group in job.choices]
+    values = [line for line in job.overrides if line.lstrip("+").startswith(tuple(f"{group}." for group in TITLE))]
+    study = str(job.values.get("study")) if isinstance(job.values, dict) else ""
+    words = [*(choice for choice in chosen if not choice.endswith("=as_trained")), *values]
+    return " ".join([*words, *changes(job.overrides, study)]) or job.choices.get("experiment", "unnamed")
+
+
+def changes(overrides: Sequence[str], study: str) -> list[str]:
+    """Return the overrides that may change a run's numbers, without those of precision and norm.
+
+    The others say what begins, where its files are, how it is launched and what is observed.
+    """
+    fields = {field.name: field.metadata for field in dataclasses.fields(STUDIES.get(study, Run))}
+    unsaid = {name for name, about in fields.items() if about.get("cosmetic") and not about.get("names")}
+    return [short(line) for line in overrides if section_of(line) not in {*unsaid, *TITLE, *STARTED}]
+
+
+def section_of(line: str) -> str:
+    """Return the first part of an override's key: optimizer of optimizer.lr=1e-3, hydra of hydra/launcher=local."""
+    return re.split(r"[.@=/\[]", line.lstrip("+"))[0]
+
+
+def short(line: str) -> str:
+    """Return an override as a part of a line; a prompt may be long."""
+    line = " ".join(line.split())
+    return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."
 
 
 def varying(jobs: Sequence[Sequence[str]]) -> list[str]:

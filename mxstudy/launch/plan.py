@@ -35,13 +35,14 @@ MAY_BE_UNUSED = ("precision.", "probe.", "evaluation.")  # sections with setting
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a sweep. `label`: what varies among the jobs; `choices`: the choice of each config group.
+    """One job of a sweep.
 
+    `label`: what varies among the jobs, or what the command of a job alone changed. `choices`: that of each group.
     `state`: new and resume are to be run, queued and running belong to another process, finished and diverged are done.
     `replaces`: the run that is trained again; it lies in `folder` until the job is claimed. `device_type`: that of the
     job, "cuda" or "cpu". `backend`: the backends that its blocks will run on, None without a model. `also`: the labels
     of further jobs of this sweep that are the same run. `arm`, `color`: the name and the colour of its arm among these
-    jobs; `name`: the name of the arm with its seeds.
+    jobs; `name`: the name of the arm with its seeds; `shown_as`: the name of the run in MLflow.
     """
 
     config: AnyRun
@@ -57,6 +58,7 @@ class Job:
     also: tuple[str, ...] = ()
     arm: str = ""
     name: str = ""
+    shown_as: str = ""
     color: str = ""
 
     @property
@@ -233,7 +235,7 @@ def claim(job: Job) -> RunFolder:
         return folder
     config, asked = job.config, list[Membership]()
     about |= {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}
-    about |= {"baseline": dict(job.config.baseline), "arm": job.arm, "name": job.name, "color": job.color}
+    about |= {"baseline": dict(job.config.baseline), "arm": job.arm, "name": job.shown_as, "color": job.color}
     with ExitStack() as stack:
         if job.replaces is not None:
             before = RunFolder(job.replaces)

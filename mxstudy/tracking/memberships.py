@@ -22,7 +22,8 @@ DELETE_IT = "delete it; the commands that asked for the run, run again, make it 
 class Membership:
     """A record that an experiment, and perhaps a sweep of it, asked for a run.
 
-    `label`: this run's values of what varies among the jobs of that sweep. `choices`: the choice of each config group.
+    `label`: this run's values of what varies among the jobs of that sweep, or what its command changed if it was the
+    only job. `choices`: the choice of each config group.
     `baseline`: the choices of the arm to compare the others with; None: those in the run's config.
     """
 
@@ -79,8 +80,7 @@ def text_of(memberships: Iterable[Membership]) -> str:
 def joined_by(memberships: Iterable[Membership], new: Iterable[Membership]) -> list[Membership]:
     """Return all memberships, one for each experiment and sweep: a new one replaces an earlier one of the same sweep.
 
-    If the new one's label has fewer words, the earlier one stays: a launch of fewer jobs needs fewer words to tell them
-    apart.
+    If the new one's label has fewer words, the earlier one stays: it tells the run from more others.
     """
     found: dict[tuple[str, str | None], Membership] = {}
     for each in (*memberships, *new):

@@ -45,13 +45,14 @@ class Progress:
         return now_s - self.shown_s >= (TERMINAL_EVERY_S if self.is_terminal else PLAIN_EVERY_S)
 
     def write(self, text: str, now_s: float) -> None:
-        """Write a line that begins with the label: in place on a terminal, else below the others."""
-        self.shown_s, line = now_s, f"{self.label}  {text}"
+        """Write a line that begins with the label, cut to fit: in place on a terminal, else whole, below the others."""
+        self.shown_s = now_s
         if self.is_terminal:
-            columns = shutil.get_terminal_size().columns
-            self.stream.write(f"\r\033[K{line[: columns - 1]}")  # a longer line would wrap and could not be rewritten
+            room = shutil.get_terminal_size().columns - 1  # a longer line would wrap and could not be rewritten
+            label = self.label[: max(room - len(text) - 2, 0)]
+            self.stream.write(f"\r\033[K{f'{label}  {text}'[:room]}")
         else:
-            self.stream.write(f"{line}\n")
+            self.stream.write(f"{self.label}  {text}\n")
         self.stream.flush()
         self.is_open = self.is_terminal
 

@@ -61,7 +61,7 @@ def test_what_is_there_is_skipped_and_summed_up_with_the_rest(
     assert study.summarized == []
     capsys.readouterr()
     assert inline.run_jobs(plan(seeds(tmp_path, 1, 2, baseline={"norm": "rmsnorm"}))) == 0
-    assert study.ran == ["norm=rmsnorm", "seed=2"]
+    assert study.ran == ["norm=rmsnorm seed=1", "seed=2"]
     assert capsys.readouterr().out.splitlines()[0].endswith("  skipped: finished")
     assert study.summarized == [("bf16 rmsnorm seed=1", "finished"), ("bf16 rmsnorm seed=2", "finished")]
     assert study.baseline == {"norm": "rmsnorm"}
@@ -225,7 +225,7 @@ def test_a_signal_that_comes_too_late_for_its_job_ends_the_sequence_too(
 
 def test_handlers_are_put_back(tmp_path: Path, study: FakeStudy) -> None:
     before = [signal.getsignal(s) for s in worker.STOPPING]
-    study.outcomes["norm=rmsnorm"] = fail
+    study.outcomes["norm=rmsnorm seed=1"] = fail
     inline.run_jobs(plan(seeds(tmp_path, 1)))
     assert [signal.getsignal(s) for s in worker.STOPPING] == before
 

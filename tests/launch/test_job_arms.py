@@ -27,3 +27,12 @@ def test_a_run_has_the_name_and_the_colour_of_its_arm_in_mlflow(tmp_path: Path, 
     assert mirror is not None
     assert mirror.folder.provenance()["arm"] == jobs[2].arm
     assert (mirror.run_name, mirror.tags["mlflow.runColor"]) == (jobs[2].name, jobs[2].color)
+
+
+def test_the_run_of_a_job_alone_also_has_what_its_command_changed_in_its_name(tmp_path: Path, study: FakeStudy) -> None:
+    words = ("+experiment=quick", "norm=rmsnorm", "optimizer.lr=2e-3", "seed=3", "probe=all", "tracking=mlflow")
+    (job,) = plan([composed(tmp_path, *words, optimizer={"lr": 2e-3}, seed=3, tracking=URI)])
+    mirror = mirror_of(job.config, claim(job), job.label)
+    assert mirror is not None
+    assert mirror.run_name == f"{job.arm} optimizer.lr=2e-3 seed=3"
+    assert (job.arm, job.name) == ("bf16 rmsnorm", "bf16 rmsnorm")  # as in a sweep: tables have these

@@ -20,7 +20,6 @@ from fake_study import FakeStudy, composed, existing, seeds, without
 from mxstudy.config import Pretrain
 from mxstudy.launch import inline, sweep
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.labels import labels
 from mxstudy.launch.plan import claim, differences, plan, set_aside
 from mxstudy.launch.process_pool import MANY, begin_in_processes
 from mxstudy.reader import ConfigError, changed
@@ -29,14 +28,6 @@ from mxstudy.tracking.code import code_of
 from mxstudy.tracking.folder import RunFolder, RunLocked
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.provenance import provenance
-
-
-def test_a_job_is_named_by_what_varies(tmp_path: Path) -> None:
-    a = composed(tmp_path, "norm=rmsnorm", "+experiment=quick", "optimizer.lr=1e-3")
-    b = composed(tmp_path, "norm=mxnorm_p2", "+experiment=quick", "optimizer.lr=1e-3")
-    c = composed(tmp_path, "norm=mxnorm_p2", "norm.eps=0", "+experiment=quick", "optimizer.lr=1e-3")
-    assert labels([a, b, c]) == ["norm=rmsnorm", "norm=mxnorm_p2", "norm=mxnorm_p2 norm.eps=0"]
-    assert labels([a]) == ["norm=rmsnorm"]
 
 
 def test_new_jobs_live_under_experiment_and_fingerprint_and_nothing_is_written(

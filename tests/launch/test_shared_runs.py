@@ -26,7 +26,7 @@ PROBE = {"norm_output_rms": {"every_steps": 5}}
 def asked(runs: Path, sweep: str, *numbers: int, **values: Any) -> list[Composed]:
     """Return jobs of a sweep whose experiment has its name, and that has its own name for the seed.
 
-    A single job has a shorter label.
+    The label of a job alone also has its norm.
     """
     found = seeds(runs, *numbers, experiment=sweep, baseline={"norm": sweep}, **values)
     return [
@@ -152,18 +152,18 @@ def test_until_it_has_ended_everyone_finds_the_run_that_it_replaces(tmp_path: Pa
         return lambda folder: during.append(marked()) or state  # type: ignore[func-returns-value]
 
     during: list[list[bool]] = []
-    study.outcomes["norm=rmsnorm"] = ends("preempted")
+    study.outcomes["norm=rmsnorm second.seed=1"] = ends("preempted")
     (planned,) = plan(asked(tmp_path, "second", 1, rerun=True))
     assert inline.run_jobs([planned]) == 143
     assert during == [[True] * 3]
     assert marked() == [True] * 3
-    study.outcomes["norm=rmsnorm"] = ends("finished")
+    study.outcomes["norm=rmsnorm second.seed=1"] = ends("finished")
     (planned,) = plan(asked(tmp_path, "second", 1))  # the same command, without rerun=true
     assert planned.state == "resume"
     assert inline.run_jobs([planned]) == 0
     assert during[1:] == [[True] * 3]
     assert marked() == [False] * 3
-    assert study.ran == ["norm=rmsnorm"] * 2
+    assert study.ran == ["norm=rmsnorm second.seed=1"] * 2
 
 
 def test_a_run_that_is_taken_while_one_looks_is_not_moved(tmp_path: Path, study: FakeStudy) -> None:

@@ -49,6 +49,13 @@ def test_a_terminal_has_one_line_that_ends_with_the_last_step(monkeypatch: pytes
     assert said.endswith("0:00 left\n")
 
 
+def test_a_long_label_leaves_room_for_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Terminal()
+    Progress("precision=mxfp8 norm=rmsnorm optimizer.lr=1e-3", 2, stream).show_part("corpus", 1, 2)
+    assert stream.getvalue() == "\r\033[Kprecision=mxfp8 norm=  corpus  50% done"
+
+
 def test_an_evaluation_between_two_steps_says_what_it_asks_and_how_much_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
