@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.ledger.claim import judge
 from analysis.ledger.instability_runs import NOISE
 from analysis.ledger.page import verdict
-from analysis.ledger.tables import RESULTS, Tables
+from analysis.ledger.tables import Tables
 from analysis.pages.marks import Parts, least_and_most, one_or_range, rows_of
 from analysis.pages.student_figures import LAST_BIN
 from analysis.pages.student_lots import counted_and_open, lot
@@ -68,14 +68,15 @@ def eigenvalues() -> str:
 
 def by_data_seed() -> str:
     """Return a table of the numbers that decide the claims about gradients, by data seed, with the verdicts."""
-    claims = [judge(claim, Tables(RESULTS)) for claim in NOISE]
+    claims = [judge(claim, Tables()) for claim in NOISE]
     effects = {one.claim.id: one.evidence.found for one in claims if one.evidence}
-    found = {name: effect.units for name, effect in effects.items() if isinstance(effect, Effect)}
-    seeds = sorted({seed for units in found.values() for seed in units.index})
+    units = pd.DataFrame({name: found.units for name, found in effects.items() if isinstance(found, Effect)})
+    seeds = sorted(units.index)
+    shown = units.T.reindex([one.claim.id for one in claims])[seeds].map(lambda x: "-" if pd.isna(x) else f"{x:.3g}")
     cells = [
         (
             one.claim.id,
-            *(f"{found[one.claim.id][seed]:.3g}" if one.claim.id in found else "-" for seed in seeds),
+            *shown.loc[one.claim.id],
             one.claim.rule.words,
             verdict(one),
         )

@@ -35,9 +35,7 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
     parsed = functools.cache(functools.partial(parse, loader))
     is_group = functools.cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
     choices_of = functools.cache(lambda group: visible(loader.get_group_options(group)))
-
     check_kind = functools.cache(functools.partial(check_kind_of_run, loader))
-
     alone = functools.cache(functools.partial(stands_alone, loader))
     composed = functools.cache(lambda lines: loader.load_sweep_config(master, list(lines)))
     swept = {key for part in (master.hydra.sweeper.params, *master.hydra.sweeper.cases) for key in part}
