@@ -75,6 +75,8 @@ MISSPELT = [
     ([QUICK, "--debug"], "--debug: no such option; did you mean +debug=NAME?"),
     ([QUICK, "--dry-run"], "--dry-run: no such option; a key has no dashes: dry_run=VALUE"),
     ([QUICK, "--hlep"], "--hlep: no such option; did you mean '--help'?"),
+    ([QUICK, "--cfg", "all"], "--cfg all: no such view; --cfg job prints the config of each run, --cfg hydra the"),
+    ([QUICK, "-c=jobs"], "-c jobs: no such view; --cfg job prints the config of each run"),
 ]
 
 
@@ -249,6 +251,7 @@ def test_hydras_own_views_still_work_and_nothing_is_left_behind(tmp_path: Path) 
         return done.stdout
 
     assert "sequence_length: 256" in shell(QUICK, "--cfg", "job", "seed=3")
+    assert shell(QUICK, "--cfg", "hydra").startswith("hydra:")
     assert "norm: mxnorm_p1" in shell(QUICK, "norm=mxnorm_p1", "--info", "defaults-tree")
     assert list(tmp_path.iterdir()) == []
 

@@ -16,13 +16,19 @@ from mxstudy.reader import ConfigError, require
 from mxstudy.small_files import yaml_of
 
 CFG = ("-c", "--cfg")
+VIEWS = "--cfg job prints the config of each run, --cfg hydra the settings of Hydra"
 
 
 def without_cfg(arguments: Sequence[str]) -> list[str] | None:
-    """Return a command without `--cfg job`, or None if it does not have this option."""
+    """Return a command without `--cfg job`, or None if it does not have this option.
+
+    Raises ConfigError for another view but Hydra's own settings: `--cfg all` would show what no run gets, because the
+    name of the experiment, the corpora of a blend and what a rehearsal changes are added after Hydra has composed.
+    """
     words = [part for word in arguments for part in (word.split("=") if word.partition("=")[0] in CFG else [word])]
     for at, (option, value) in enumerate(pairwise(words)):
-        if option in CFG and value == "job":
+        if option in CFG and value != "hydra":
+            require(value == "job", f"{option} {value}: no such view; {VIEWS}")
             return [word for word in words[:at] + words[at + 2 :] if word != "--resolve"]  # all references are
     return None
 
