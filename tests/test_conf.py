@@ -24,7 +24,7 @@ from fingerprints import all_recorded, fingerprint_of, names, recorded
 from pyarrow import parquet
 
 from mxstudy.cli import composing
-from mxstudy.config import Decoder, conf_folders, read_run
+from mxstudy.config import Decoder, EvaluationDuringTraining, conf_folders, read_run
 from mxstudy.config.conf_folders import CONF, STARTS
 from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.help.group_choices import groups
@@ -172,9 +172,11 @@ def test_all_fingerprints_are_recorded() -> None:
 
 
 def tiny_values(study: str) -> dict[str, Any]:
-    """Return what conf/debug/tiny.yaml sets for such a kind of run, by dotted key."""
+    """Return what conf/debug/tiny.yaml sets for such a kind of run, by dotted key; a training asks no questions."""
 
     def said(value: Any) -> Any:
+        if asked := re.fullmatch(r"\$\{if_asked:(\d+)\}", str(value)):
+            return EvaluationDuringTraining.limit if study == "pretrain" else int(asked[1])
         of = re.fullmatch(r"\$\{of:(\w+),(\d+),(\d+)\}", str(value))
         return int(of[2] if of[1] == study else of[3]) if of else value
 

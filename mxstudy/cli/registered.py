@@ -49,12 +49,14 @@ def register_sweep(path: Path) -> None:
 
 @functools.cache  # Hydra's store lives as long as the process
 def register_bases() -> None:
-    """Register with Hydra the base of every group (the schema's defaults), and two resolvers.
+    """Register with Hydra the base of every group (the schema's defaults), and three resolvers.
 
     ${times:A,B} multiplies sizes. ${of:STUDY,A,B} is A in that kind of run (`study`) and B in all others.
+    ${if_asked:A} is A for an evaluation that is on, else the default of `limit`.
     """
     OmegaConf.register_new_resolver("times", operator.mul, replace=True)
     OmegaConf.register_new_resolver("of", in_kind_of_run, replace=True)
+    OmegaConf.register_new_resolver("if_asked", if_asked, replace=True)
     store = ConfigStore.instance().store
     for name, cls in schemas.STUDIES.items():
         store(group="study", name=f"base_{name}", node=defaults(cls), package="_global_")
@@ -69,3 +71,8 @@ def register_bases() -> None:
 def in_kind_of_run(study: str, value: Any, other: Any, *, _root_: DictConfig) -> Any:
     """Return `value` if the config is of the kind of run `study`, else `other`."""
     return value if _root_.get("study") == study else other
+
+
+def if_asked(limit: Any, *, _parent_: DictConfig) -> Any:
+    """Return `limit` if the evaluation around it asks questions, else the default, as of any setting without effect."""
+    return limit if _parent_.get("every_steps", "always") else schemas.EvaluationDuringTraining.limit

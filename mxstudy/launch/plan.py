@@ -30,7 +30,7 @@ from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_store import check_uri
 from mxstudy.tracking.provenance import provenance
 
-MAY_BE_UNUSED = ("precision.", "probe.", "evaluation.")  # sections with settings that `unused_settings` may name
+MAY_BE_UNUSED = ("precision.", "probe.")  # sections with settings that `unused_settings` may name
 
 
 @dataclass(frozen=True)

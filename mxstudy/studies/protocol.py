@@ -10,7 +10,7 @@ afterwards  summarise, tell_others                                              
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -93,7 +93,7 @@ class Study(ABC, Generic[C]):
         """Return {config key: message that says why} for each setting that has no effect in this run.
 
         Only for those that an experiment or a rehearsal may set all the same, and a command may not: of the precision,
-        of probes, of evaluations. Also for one that has its default.
+        of probes. Also for one that has its default.
         """
         return {}
 
@@ -107,7 +107,7 @@ class Study(ABC, Generic[C]):
         Only when a run is planned: a stored config is read back as it was trained.
         """
         for key, part in self.watched(config).items():
-            check_off(key, part, vars(part))
+            check_off(key, part)
 
     def newly_on(self, then: C, now: C) -> list[str]:
         """Return the keys of the measurements that are on in `now` and off in the run's earlier config `then`.
@@ -193,17 +193,11 @@ def more_in(part: Watched, other: Watched) -> list[str]:
     return [name for name, value in options if value is True and not getattr(other, name)]
 
 
-def check_off(key: str, part: Watched, names: Iterable[str]) -> None:
-    """Raise ConfigError for a setting of those names that is not at its default while the part is off."""
-    unset = type(part)()
-    for name in names if not part.every_steps else ():
-        is_unset = getattr(part, name) == getattr(unset, name)
-        require(is_unset, while_off(key, name))
-
-
-def while_off(key: str, name: str) -> str:
-    """Return the message for a setting of a measurement that is off."""
-    return f"{key}.{name}: has no effect while {key} is off; set {key}.every_steps too"
+def check_off(key: str, part: Watched) -> None:
+    """Raise ConfigError for a setting that is not at its default while the part is off."""
+    unset = vars(type(part)())
+    for name, value in vars(part).items() if not part.every_steps else ():
+        require(value == unset[name], f"{key}.{name}: has no effect while {key} is off; set {key}.every_steps too")
 
 
 T = TypeVar("T")

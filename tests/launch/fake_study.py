@@ -24,7 +24,6 @@ class FakeStudy(Study[Pretrain]):
 
     uses = Uses.TASK_EACH
     watched = PretrainStudy.watched
-    check_watched = PretrainStudy.check_watched
     changed_questions = PretrainStudy.changed_questions
 
     def __init__(self) -> None:
@@ -41,6 +40,9 @@ class FakeStudy(Study[Pretrain]):
 
     def pinned(self, config: Any) -> Any:
         return changed(config, train=on_planned_device(config.train))
+
+    def check_watched(self, config: Any) -> None:
+        PretrainStudy().check_watched(config)
 
     def unused_settings(self, config: Any) -> dict[str, str]:
         return unused_messages(config.precision, config.norm, config.precision.gain)

@@ -12,7 +12,7 @@ from fake_study import FakeStudy, existing, seeds
 
 from mxstudy import config
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.plan import Valid, plan, unused_overrides
+from mxstudy.launch.plan import plan
 from mxstudy.reader import ConfigError
 
 
@@ -74,6 +74,7 @@ UNUSED = {
     "probe.gradient_bias.by_operand": {"probe": {"gradient_bias": {"by_operand": True}}},
     "probe.spikes.threshold": {"probe": {"spikes": {"threshold": 3.0}}},
     "evaluation.tasks": {"evaluation": {"tasks": ["boolq"]}},
+    "evaluation.limit": {"evaluation": {"limit": 8}},
     "evaluation.task_shots": {"evaluation": {"task_shots": {"piqa": 5}}},
     "evaluation.task_forms": {"evaluation": {"task_forms": {"piqa": "mcf"}}},
     "evaluation.tokens_per_batch": {"evaluation": {"tokens_per_batch": 99}},
@@ -88,23 +89,16 @@ def test_a_setting_of_what_is_off_is_refused(tmp_path: Path, study: FakeStudy, k
 
 
 @pytest.mark.integration
-def test_so_is_a_limit_that_the_command_sets_and_no_job_takes(tmp_path: Path) -> None:
-    """Every rehearsal sets a limit."""
-    tiny = ("+experiment=quickstart", "+debug=tiny", f"runs_dir={tmp_path}", "tracking=none")
-    for given in ("evaluation.limit=8", "evaluation.limit=200"):
-        with pytest.raises(ConfigError, match=r"^evaluation\.limit: has no effect while evaluation is off; set eval"):
-            plan([compose_job(*tiny, given)])
-    assert [job.config.evaluation.limit for job in plan([compose_job(*tiny)])] == [8]  # type: ignore[union-attr]
+def test_so_is_a_limit_in_a_rehearsal_which_has_one_of_its_own_if_questions_are_asked(tmp_path: Path) -> None:
+    def tiny(experiment: str, *words: str) -> Composed:
+        return compose_job(f"+experiment={experiment}", "+debug=tiny", f"runs_dir={tmp_path}", "tracking=none", *words)
 
-
-@pytest.mark.integration
-def test_a_limit_that_one_job_of_several_takes_is_accepted() -> None:
-    off, on = (
-        compose_job("+experiment=quickstart", "evaluation.limit=3", f"evaluation.every_steps={n}") for n in (0, 5)
-    )
-    valid = [Valid(config.read_run(job.values), None) for job in (off, on) if isinstance(job.values, dict)]
-    assert unused_overrides([off, on], valid) == {}
-    assert list(unused_overrides([off], valid[:1])) == ["evaluation.limit=3"]
+    (job,) = plan([tiny("quickstart")])
+    assert job.config.evaluation == config.EvaluationDuringTraining()  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match=r"^evaluation\.limit: has no effect while evaluation is off; set eval"):
+        plan([tiny("quickstart", "evaluation.limit=8")])
+    for asked in (tiny("quickstart", "evaluation.every_steps=5"), tiny("olmes", "checkpoint=RUN")):
+        assert asked.values["evaluation"]["limit"] == 8  # type: ignore[index]
 
 
 def test_so_is_a_ring_that_no_spike_would_have_written(tmp_path: Path, study: FakeStudy) -> None:

@@ -24,11 +24,9 @@ from mxstudy.studies.protocol import (
     Study,
     Uses,
     Watched,
-    check_off,
     on_planned_device,
     probes_of,
     unused_messages,
-    while_off,
 )
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
@@ -41,10 +39,8 @@ GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44
 MFU_OF = {"nvfp4": 0.35}
 # The same of a mixture of experts in bf16, and by recipe: results/experts.json. No other recipe was measured in one.
 MIXTURE_BF16, MIXTURE_OF = 0.29, {"mxfp8": 0.21}
-# The keys that decide the questions. Not data_dir, because a folder may move, nor limit, which +debug=tiny always sets.
-QUESTIONS = ("tasks", "form", "task_forms", "shots", "task_shots", "shots_seed", "curated_shots", "shots_dir")
-ASKED_HOW = ("skip_missing", "tokens_per_batch", "data_dir")  # they decide neither questions nor answers
-LIMIT = "evaluation.limit"  # every rehearsal sets it, so it is refused only on the command line
+# The keys that decide the questions. Not data_dir, because a folder may move.
+QUESTIONS = ("tasks", "form", "task_forms", "shots", "task_shots", "shots_seed", "curated_shots", "shots_dir", "limit")
 WRITTEN = ("prompts", *vars(Texts()))  # the keys that decide the texts
 AT_RATE = f"""\
 GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16, {MFU_MX:.0%} with emulated MX
@@ -81,15 +77,13 @@ class PretrainStudy(Study[Pretrain]):
     def unused_settings(self, config: Pretrain) -> dict[str, str]:
         is_unused = config.probe.gradient_bias.by_operand and not casts_of(config.precision)
         unused = unused_messages(config.precision, config.norm, config.precision.gain)
-        idle = {} if config.evaluation.every_steps else {LIMIT: while_off("evaluation", "limit")}
-        return unused | (NO_OPERAND if is_unused else {}) | idle
+        return unused | (NO_OPERAND if is_unused else {})
 
     def watched(self, config: Pretrain) -> dict[str, Watched]:
         return probes_of(config.probe) | {"evaluation": config.evaluation, "sample": config.sample}
 
     def check_watched(self, config: Pretrain) -> None:
-        for key, part in self.watched(config).items():
-            check_off(key, part, (*QUESTIONS, *ASKED_HOW) if key == "evaluation" else vars(part))
+        super().check_watched(config)
         ring_steps = config.probe.outlier_features.ring_steps
         require(
             config.probe.spikes.every_steps > 0 or ring_steps in (0, OutlierFeatures.ring_steps),
@@ -99,7 +93,7 @@ class PretrainStudy(Study[Pretrain]):
     def changed_questions(self, then: Pretrain, now: Pretrain) -> list[str]:
         return [
             f"{part}.{name}"
-            for part, names in (("evaluation", (*QUESTIONS, "limit")), ("sample", WRITTEN))
+            for part, names in (("evaluation", QUESTIONS), ("sample", WRITTEN))
             for before, after in [(getattr(then, part), getattr(now, part))]
             if before.every_steps and after.every_steps
             for name in names
