@@ -33,14 +33,14 @@ def _norm_backward_add(
     dx, dgain, dbias = norm_backward(dy, xbar, rms, gain, gain, centers=mean is not None)
     assert dbias is not None
     of_dout = [to_dtype(dout, FP32).sum_to_size(gain.shape)] if sums == 3 else []
-    return dout + to_dtype(dx, x.dtype), torch.stack([dgain, dbias, *of_dout][:sums])
+    return (dout + to_dtype(dx, x.dtype)).contiguous(), torch.stack([dgain, dbias, *of_dout][:sums])
 
 
 @_norm_backward_add.register_fake
 def _(
     dy: Tensor, x: Tensor, mean: Tensor | None, rms: Tensor, gain: Tensor, dout: Tensor, sums: int
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), x.new_empty(sums, *gain.shape, dtype=FP32)
+    return x.new_empty(x.shape), x.new_empty(sums, *gain.shape, dtype=FP32)
 
 
 @_norm_backward_add.register_kernel("cuda")
@@ -65,7 +65,7 @@ def launch_cuda(
     replicas, width = x.numel() // (rows * columns), ceil_power_of_two(columns)
     tile_rows, warps = tile_of_rows(rows, width) if tile is None else (tile.rows, tile.warps)
     check_tile("rows", tile_rows, rows)
-    tiles, dx = rows // tile_rows, torch.empty_like(x)
+    tiles, dx = rows // tile_rows, x.new_empty(x.shape)
     turns = -(-tiles // most_programs)
     programs = -(-tiles // turns)
     parts = x.new_empty(sums, replicas, programs, columns, dtype=FP32)

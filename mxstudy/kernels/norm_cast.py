@@ -112,7 +112,7 @@ Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 def empty_results(x: Tensor, has_branch: bool, centers: bool, casts: str) -> Tensors:
     """Return uninitialised row and column operand, sum, mean and rms; those that the norm does not have are empty."""
-    total = torch.empty_like(x) if has_branch else x.new_empty(0)
+    total = x.new_empty(x.shape if has_branch else 0)
     rms = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     return *empty_both(x, casts), total, torch.empty_like(rms) if centers else rms.new_empty(0), rms
 
@@ -122,7 +122,7 @@ def _norm_cast_both(
     x: Tensor, branch: Tensor | None, gain: Tensor | None, bias: Tensor | None, norm: str, casts: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     known, block_size = unpack(Normed, norm), unpack(Casts, casts).block_size
-    total = x if branch is None else to_dtype(x + branch, x.dtype)
+    total = x if branch is None else to_dtype(x + branch, x.dtype).contiguous()
     mean = row_mean(total) if known.centers else None
     centered, p = center(total, mean), known.p
     rms = rms_exact(centered, known.eps) if p is None else rms_estimate(centered, p, block_size, known.eps)

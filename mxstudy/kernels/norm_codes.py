@@ -133,7 +133,7 @@ def _norm_codes(
     x: Tensor, branch: Tensor | None, tensor_scale: float | None, packed: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     e = unpack(Encoding, packed)
-    total = x if branch is None else x + branch
+    total = (x if branch is None else x + branch).contiguous()
     rms = rms_exact(total, e.eps) if e.p is None else rms_estimate(total, e.p, e.block_size, e.eps)
     quantized = block_cast(normalize(total, rms), e.fmt, -1, e.block_cast, tensor_scale)
     return quantized.codes, quantized.scales.view(torch.uint8), rms, x.new_empty(0) if branch is None else total
@@ -150,7 +150,7 @@ def empty_results(x: Tensor, has_branch: bool, encoding: Encoding) -> Tensors:
     codes = x.new_empty((*leading, columns * FORMATS[encoding.fmt].bits // 8), dtype=torch.uint8)
     scales = x.new_empty((*leading, columns // encoding.block_size), dtype=torch.uint8)
     rms = x.new_empty((*leading, 1), dtype=torch.float32)
-    return codes, scales, rms, torch.empty_like(x) if has_branch else x.new_empty(0)
+    return codes, scales, rms, x.new_empty(x.shape if has_branch else 0)
 
 
 @_norm_codes.register_kernel("cuda")

@@ -128,10 +128,12 @@ def both(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
 
 
 def operand(x: Tensor, fmt: str | None, axis: int, cast: BlockCast) -> Tensor:
-    """Return one operand as a new bf16 tensor."""
+    """Return one operand as a new bf16 tensor, contiguous like those of kernels."""
     if fmt == UNREAD:
         return x.new_empty(0, dtype=BF16)
-    return x.to(BF16, copy=True) if fmt is None else block_cast(x, fmt, axis, cast).dequantize(BF16)
+    if fmt is None:
+        return x.to(BF16, copy=True, memory_format=torch.contiguous_format)
+    return block_cast(x, fmt, axis, cast).dequantize(BF16).contiguous()
 
 
 def empty_both(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
@@ -140,7 +142,7 @@ def empty_both(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
 
 
 def empty_operand(x: Tensor, fmt: str | None) -> Tensor:
-    return x.new_empty(0, dtype=BF16) if fmt == UNREAD else torch.empty_like(x, dtype=BF16)
+    return x.new_empty(0 if fmt == UNREAD else x.shape, dtype=BF16)
 
 
 # ------------------------------------------------------------------------------------------------------- for kernels
