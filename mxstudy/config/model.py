@@ -203,7 +203,12 @@ class MXNorm(AnyNorm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.p < float("inf"), f"p: the exponent of the p-mean must be positive and finite, not {self.p}")
+        check_exponent(self.p)
+
+
+def check_exponent(p: float) -> None:
+    """Raise ConfigError for an exponent of which there is no p-mean."""
+    require(0 < p < float("inf"), f"p: the exponent of the p-mean must be positive and finite, not {p}")
 
 
 @schema

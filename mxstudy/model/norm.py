@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.config.casts import Hadamard
+from mxstudy.config.model import check_exponent
 from mxstudy.kernels import RowNorm
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import SCALE_RULES
@@ -167,6 +168,7 @@ class MXNorm(Norm):
         self, size: int, p: float, block_size: int = 32, eps: float = 1e-5, fold_gain_in_dgrad: bool = False
     ) -> None:
         super().__init__(size, eps)
+        check_exponent(p)
         self.p, self.fold_gain_in_dgrad = p, fold_gain_in_dgrad
         self.take_blocks(block_size, None)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mxstudy.compat.torch_compiler import constant
 from mxstudy.config.casts import Gemms
+from mxstudy.config.model import check_exponent
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
 from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.gemms import Bounds, CastKernel, Decode, Linear, dgrad_gemm, forward_gemm, linear_of, wgrad_gemm
@@ -34,8 +35,7 @@ def rms_coefficient(p: float, block_size: int) -> float:
 
     This is 1 / c of MXNorm paper, Eq. 6, where c^p is the p-th moment of the largest of B half-normals.
     """
-    if not 0 < p < math.inf:
-        raise ConfigError(f"p: the exponent of the p-mean must be positive and finite, not {p}")
+    check_exponent(p)
     if block_size < 1:
         raise ConfigError(f"block_size: {block_size} is not a block size; give at least 1")
     return math.exp(-_log_moment(p, block_size) / p)
@@ -62,11 +62,12 @@ def rms_estimate(x: Tensor, p: float, block_size: int, eps: float) -> Tensor:
 
     The p-mean is taken of absmax / the row's largest absmax, so that any p > 0 stays in range.
     """
+    coefficient = rms_coefficient(p, block_size)
     absmax = to_dtype(split_blocks(x, block_size, x.ndim - 1).abs().amax(-1), torch.float32)
     largest = absmax.amax(-1, keepdim=True)
     ratios = absmax / torch.where(largest == 0, 1.0, largest)
     mean = ratios.pow(p).mean(-1, keepdim=True).pow(1 / p)
-    return rms_coefficient(p, block_size) * mean * largest + eps
+    return coefficient * mean * largest + eps
 
 
 def row_mean(x: Tensor) -> Tensor:

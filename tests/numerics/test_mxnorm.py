@@ -11,6 +11,7 @@ from each import each
 from reference import dequantize_array, quantize_array
 from reference_mxnorm import block_absmax, rms_coefficient_by_density, rms_estimate_array
 
+from mxstudy import config
 from mxstudy.model import MXNorm, rms_coefficient
 from mxstudy.numerics import fake_quantize, quantize
 from mxstudy.numerics.norm_linear import rms_estimate, rms_exact
@@ -89,6 +90,18 @@ def test_blocks_without_numbers_are_refused(block_size: int) -> None:
         rms_coefficient(2, block_size)
     with pytest.raises(ConfigError, match=f"64 does not divide into blocks of {block_size}"):
         MXNorm(64, 2, block_size)
+
+
+@pytest.mark.parametrize("p", [0, -1.0, math.inf, math.nan])
+def test_an_exponent_without_a_mean_is_refused_everywhere_in_the_same_words(p: float) -> None:
+    for refused in (
+        lambda: rms_coefficient(p, 32),
+        lambda: rms_estimate(torch.ones(1, 32), p, 32, EPS),
+        lambda: MXNorm(256, p),
+        lambda: config.MXNorm(p=p),
+    ):
+        with pytest.raises(ConfigError, match=f"^p: the exponent of the p-mean must be positive and finite, not {p}$"):
+            refused()
 
 
 def test_eps_is_added_to_the_mean_square_or_to_the_estimate() -> None:
