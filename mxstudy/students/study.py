@@ -8,7 +8,7 @@ import torch
 
 from mxstudy.config import StudentTeacher
 from mxstudy.reader import changed
-from mxstudy.students.check import backends_on
+from mxstudy.students.check import backends_on, plan
 from mxstudy.students.stack import build_student
 from mxstudy.studies.protocol import (
     Cost,
@@ -53,6 +53,9 @@ class StudentTeacherStudy(Study[StudentTeacher]):
         weights = sum(p.numel() for p in model.parameters() if p.dim() > 2 and p.shape[-2] > 1)  # [replicas, out, in]
         inputs = config.train.batch_size
         return Cost(inputs * len(config.replicas), 6.0 * weights * inputs) * (config.train.steps - done)
+
+    def precision_plan(self, config: StudentTeacher) -> list[str]:
+        return plan(config)
 
     def run(self, config: StudentTeacher, folder: RunFolder, label: str) -> str:
         from mxstudy.students.train import run

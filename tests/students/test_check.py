@@ -155,3 +155,24 @@ def test_what_was_not_watched_cannot_be_had_by_going_on() -> None:
     student_teacher.STUDY.check_watched(coupled)
     with pytest.raises(ConfigError, match=r"^probe\.gradient_bias\.coupled: has no effect while"):
         student_teacher.STUDY.check_watched(configured(probe={"gradient_bias": {"coupled": True}}))
+
+
+@each(
+    ("values", "last"),
+    [
+        ({}, "norms: gains in mx, operations in bf16; other vector operations: in bf16; teacher: not quantised"),
+        (
+            {"student": {"gain": "bf16", "norm_ops": "code"}, "teacher": {"quantized": True}},
+            "norms: gains in bf16, operations in code; other vector operations: in fp32; teacher: as the students",
+        ),
+        (NO_NORM, "other vector operations: in bf16; teacher: not quantised"),
+    ],
+)
+def test_a_dry_run_has_the_precision_plan(values: dict[str, Any], last: str) -> None:
+    """Every row of the schedule as applied, and what else is rounded."""
+    both = {"precision__schedule": schedule((0, "mxfp8"), (9, "mxfp6_e2m3"))}
+    first, mxfp8, _, second, mxfp6, _, rest = student_teacher.STUDY.precision_plan(configured(**both, **values))
+    assert (first, second) == ("from step 0:", "from step 9:")
+    assert mxfp8.startswith("4 linears in mxfp8: forward E4M3")
+    assert mxfp6.startswith("4 linears in mxfp6_e2m3: forward E2M3")
+    assert rest == last

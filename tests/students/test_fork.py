@@ -48,6 +48,11 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return trained(tmp_path_factory.mktemp("parent"), **ONE_ROW)
 
 
+def test_a_dry_run_has_the_precision_plan_of_the_forks(parent: RunFolder) -> None:
+    said = checks.STUDY.precision_plan(configured(parent, intervention={"plan": {"layers.*": "mxfp6_e2m3"}}))
+    assert said[0].startswith("4 linears in mxfp6_e2m3: forward E2M3")
+
+
 # ------------------------------------------------------------------------------------------------------------- bits
 
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 
 from mxstudy.config import Fork
 from mxstudy.reader import ConfigError
-from mxstudy.students.check import backends_on
+from mxstudy.students.check import backends_on, plan
 from mxstudy.students.fork.check import check_perturbed, losses_of, parent_of
 from mxstudy.students.fork.points import changed, fork_points
 from mxstudy.studies.protocol import Identity, Study, on_planned_device
@@ -43,6 +43,10 @@ class ForkStudy(Study[Fork]):
         """Return the backends of the forks' blocks in the changed config, on the forks' device."""
         _, of_parent = parent_of(config)
         return backends_on(changed(of_parent, config.intervention), resolve_device(config.device, "device"))
+
+    def precision_plan(self, config: Fork) -> list[str]:
+        _, of_parent = parent_of(config)
+        return plan(changed(of_parent, config.intervention), resolve_device(config.device, "device"))
 
     def run(self, config: Fork, folder: RunFolder, label: str) -> str:
         from mxstudy.students.fork.run import run

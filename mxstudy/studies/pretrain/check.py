@@ -27,7 +27,7 @@ from mxstudy.evaluation.generation import check_casts, check_prompts_of
 from mxstudy.model.all_gather import ELSE, Width, check_all_gather
 from mxstudy.model.backends import backends_of, describe_backends
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.describe_precision import describe
+from mxstudy.model.describe_precision import describe, describe_schedule
 from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.fused_block import recompute_mlps
 from mxstudy.model.moe import mixtures_of, scaled_by_columns
@@ -150,11 +150,8 @@ def applied(config: Pretrain, device: torch.device) -> Iterator[tuple[PrecisionR
 
 def plan(config: Pretrain) -> list[str]:
     """Return the lines of the precision plan as applied, of each row of the schedule."""
-    plans = [
-        (row.from_step, describe(model, recipes).splitlines())
-        for row, model, recipes in applied(config, resolve_device(config.train.device))
-    ]
-    return [line for step, lines in plans for line in ([f"from step {step}:"] if len(plans) > 1 else []) + lines]
+    rows = applied(config, resolve_device(config.train.device))
+    return describe_schedule([(row.from_step, describe(model, recipes)) for row, model, recipes in rows])
 
 
 @functools.cache  # building a model takes 10 ms, and most jobs of a sweep have the same
