@@ -20,7 +20,7 @@ from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR, Rule, any_h
 from analysis.ledger.students import Diverges
 from analysis.ledger.tables import Tables
 from analysis.ledger.training import Difference
-from analysis.statistics import LEAST_UNITS, Effect, Exact
+from analysis.statistics import LEAST_UNITS, Effect, Exact, student
 from analysis.units import PLAN
 from mxstudy.results import ConfigError
 
@@ -202,6 +202,16 @@ def test_what_was_stated_before_decides_the_equivalence_of_norms() -> None:
         runs = pd.concat([trained("rmsnorm", BASE), trained("mxnorm", losses, **p2)], ignore_index=True)
         found = judge(ROWS["mxnorm-loss-125m-p2"], Tables(instead={"runs": runs}))
         assert (found.verdict, found.claim.rate) == (verdict, pytest.approx(0.05 / 3))
+
+
+@each("name", ["mxnorm-loss-125m-p1", "mxnorm-loss-125m-p2", "mxnorm-postround-worse"])
+def test_the_interval_that_decides_the_equivalence_is_the_one_that_was_stated(name: str) -> None:
+    """Student's alone: of eight pairs a bootstrap's reaches further, and no rule asked for one."""
+    evidence = judge(ROWS[name], Tables()).evidence
+    assert evidence is not None
+    effect, level = evidence.found, 1 - 0.1 / 3
+    assert isinstance(effect, Effect)
+    assert (effect.count, effect.interval(level)) == (8, student(effect.units, level))
 
 
 # ------------------------------------------------------------------------------------------------------------- students

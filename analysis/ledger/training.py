@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -37,6 +37,7 @@ class Difference:
 
     `beside`: two arms, whose difference is taken off.
     `is_relative` takes the difference of logarithms, which is the difference as a share of the baseline's value.
+    `bootstrapped`: false for a rule that was stated before the runs with Student's interval alone.
     """
 
     tables: Sequence[str]
@@ -46,6 +47,7 @@ class Difference:
     over: Sequence[str] = ()
     is_relative: bool = False
     beside: Sequence[Arm] = ()
+    bootstrapped: bool = True
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline, *self.beside]
@@ -56,6 +58,7 @@ class Difference:
             taken = self.between(runs, *self.beside)
             dead, count = (sum(both) for both in zip(found.died, taken.died, strict=True))
             found = Effect(less((found.units, taken.units)), died=(dead, count))
+        found = replace(found, bootstrapped=self.bootstrapped)
         parts = [runs[chosen(runs, arm)] for arm in arms]
         lost = [died(part, self.column) for part in parts]
         note = "; ".join(f"{part.sum()} of {len(part)} died" for part in lost) if found.died[0] else ""

@@ -7,12 +7,11 @@ from functools import cache
 import pandas as pd
 
 from analysis.ledger import mxnorm_training
-from analysis.ledger.claim import Claim, judge
+from analysis.ledger.claim import Claim, Judged, judge
 from analysis.ledger.tables import Tables
 from analysis.pages.language_models import LOSS, NORM_CHOICE, NORMS
 from analysis.pages.marks import Parts, rows_of
 from analysis.pages.pilot import BASELINE, PILOT
-from analysis.statistics import student
 from analysis.units import SEED
 from mxstudy.results import markdown
 
@@ -41,11 +40,15 @@ def less(norm: str) -> pd.Series:
 
 
 def interval(norm: str) -> tuple[float, float]:
-    return student(less(norm), LEVEL)
+    """Return the interval that decides."""
+    evidence = judged(norm).evidence
+    assert evidence is not None
+    return evidence.found.interval(LEVEL)
 
 
-def verdict(norm: str) -> str:
-    return judge(claims()[CLAIM_OF[norm]], Tables()).verdict
+@cache
+def judged(norm: str) -> Judged:
+    return judge(claims()[CLAIM_OF[norm]], Tables())
 
 
 def claims() -> dict[str, Claim]:
@@ -58,7 +61,7 @@ def table() -> str:
         own, (low, high) = less(norm), interval(norm)
         spread = f"{own.min():+.4f} .. {own.max():+.4f}"
         numbers = f"{losses()[norm].mean():.4f}", f"{own.mean():+.4f}", f"{low:+.4f} .. {high:+.4f}", spread
-        cells.append((WORDS[norm], *numbers, claims()[claim].says, verdict(norm)))
+        cells.append((WORDS[norm], *numbers, claims()[claim].says, judged(norm).verdict))
     columns = [
         "norm",
         "mean loss",
