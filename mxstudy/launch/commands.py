@@ -14,7 +14,7 @@ import yaml
 from mxstudy.config import Local, Slurm, read_launcher
 from mxstudy.launch import queues, remote
 from mxstudy.launch.freeze import one_at_a_time
-from mxstudy.launch.plan import Job
+from mxstudy.launch.job import Job
 from mxstudy.launch.processes import check_asked, gpus_per_node
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.run_state import RunState, look, observe

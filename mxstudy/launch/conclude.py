@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 
+from mxstudy.launch.job import Job
 from mxstudy.launch.parents import Parents
-from mxstudy.launch.plan import Job
 from mxstudy.launch.say import say
 from mxstudy.launch.sweep import end, summarise
 from mxstudy.launch.worker import raising_on_signals

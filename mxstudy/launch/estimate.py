@@ -9,7 +9,7 @@ import torch
 
 from mxstudy.config import Inline, Launcher
 from mxstudy.distributed import world_size
-from mxstudy.launch.plan import Job
+from mxstudy.launch.job import Job
 from mxstudy.launch.processes import gpus_per_node, tasks_per_node
 from mxstudy.launch.table import aligned
 from mxstudy.studies import study_of

@@ -8,9 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from mxstudy.distributed import is_first, on_first_rank, world_size
+from mxstudy.launch.claiming import claim, differences, join
 from mxstudy.launch.conclude import conclude
+from mxstudy.launch.job import Job
 from mxstudy.launch.parents import Parents
-from mxstudy.launch.plan import Job, claim, compare, differences, join, stored_runs
+from mxstudy.launch.plan import compare, stored_runs
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.say import say
 from mxstudy.launch.sweep import end

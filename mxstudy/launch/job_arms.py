@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from mxstudy.launch.job import Job
 from mxstudy.launch.labels import changes, section_of
 from mxstudy.tracking.arms import Described, arms_of, describe, run_names
-
-if TYPE_CHECKING:
-    from mxstudy.launch.plan import Job
 
 USED = ("checkpoint", "parent")  # keys that name a run which another kind of run uses
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from mxstudy.compat.mlflow import quiet_mlflow
-from mxstudy.launch.plan import Job
+from mxstudy.launch.job import Job
 from mxstudy.launch.say import say
 from mxstudy.launch.sweep import REPAIR, sweeps
 from mxstudy.tracking.folder import RunFolder

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mxstudy.config import STUDIES, AnyRun, fingerprint, read_run
+from mxstudy.launch.claiming import origin
 from mxstudy.launch.composed import Composed
+from mxstudy.launch.job import Job
 from mxstudy.launch.job_arms import with_arms
 from mxstudy.launch.labels import labels
 from mxstudy.launch.process_pool import MANY, begin_in_processes
@@ -19,63 +21,14 @@ from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.refusal import refusal
 from mxstudy.launch.run_state import observe
 from mxstudy.launch.stale import check_code, check_data, is_refused
-from mxstudy.launch.ticket import drop_ticket, ticket_of
-from mxstudy.reader import ConfigError, changed, require
+from mxstudy.reader import ConfigError, require
 from mxstudy.studies import study_of
 from mxstudy.studies.folders import check_folder
-from mxstudy.tracking.code import code_of
-from mxstudy.tracking.folder import DONE, NAME_LENGTH, REPLACED, RunFolder, RunLocked, number_of, replaced
+from mxstudy.tracking.folder import DONE, NAME_LENGTH, RunFolder, RunLocked
 from mxstudy.tracking.found_runs import find_runs, newest, runs_by_fingerprint
-from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_store import check_uri
-from mxstudy.tracking.provenance import provenance
 
 MAY_BE_UNUSED = ("precision.", "probe.")  # sections with settings that `unused_settings` may name
-
-
-@dataclass(frozen=True)
-class Job:
-    """One job of a sweep.
-
-    `label`: what varies among the jobs, or what the command of a job alone changed. `choices`: that of each group.
-    `state`: new and resume are to be run, queued and running belong to another process, finished and diverged are done.
-    `replaces`: the run that is trained again; it lies in `folder` until the job is claimed. `device_type`: that of the
-    job, "cuda" or "cpu". `backend`: the backends that its blocks will run on, None without a model. `also`: the labels
-    of further jobs of this sweep that are the same run. `arm`, `color`: the name and the colour of its arm among these
-    jobs; `name`: the name of the arm with its seeds; `shown_as`: the name of the run in MLflow.
-    """
-
-    config: AnyRun
-    fingerprint: str
-    folder: Path
-    label: str
-    overrides: tuple[str, ...]
-    choices: dict[str, str]
-    state: str = "new"
-    replaces: Path | None = None
-    device_type: str = "cpu"
-    backend: str | None = None
-    also: tuple[str, ...] = ()
-    arm: str = ""
-    name: str = ""
-    shown_as: str = ""
-    color: str = ""
-
-    @property
-    def membership(self) -> Membership:
-        """Return the record that this job's sweep and experiment add to the run."""
-        return Membership(
-            experiment=self.config.experiment,
-            label=self.label,
-            overrides=self.overrides,
-            choices=self.choices,
-            baseline=dict(self.config.baseline),
-        )
-
-    @property
-    def run(self) -> RunFolder:
-        """Return the job's run folder, as this sweep asks for it."""
-        return RunFolder(self.folder, self.membership)
 
 
 def plan(composed: list[Composed]) -> list[Job]:
@@ -215,62 +168,3 @@ def compare(job: Job, there: Iterable[RunFolder], queues: Queues) -> Job:
     check_data(found, job.config)
     config = study.with_watched_of(found.config(), job.config) if state == "resume" else job.config
     return replace(job, config=config, folder=found.path, state=state)
-
-
-def origin(study: str) -> dict[str, Any]:
-    """Return where a run of that kind comes from if it begins now; slow only at the first call."""
-    return provenance() | code_of(study)
-
-
-def claim(job: Job) -> RunFolder:
-    """Make and return the folder of a job that is about to run; a run that it replaces goes to FOLDER.old-N.
-
-    Raises RunLocked if another process made the folder first, or runs the run that would be replaced.
-    """
-    about = origin(job.config.study) | ({"backend": job.backend} if job.backend else {})
-    if job.state == "resume":
-        folder = RunFolder(job.folder)
-        folder.go_on(job.config, about)
-        drop_ticket(folder)  # the last step: without a ticket, nobody knows the run's queue
-        return folder
-    config, asked = job.config, list[Membership]()
-    about |= {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}
-    about |= {"baseline": dict(job.config.baseline), "arm": job.arm, "name": job.shown_as, "color": job.color}
-    with ExitStack() as stack:
-        if job.replaces is not None:
-            before = RunFolder(job.replaces)
-            config = changed(config, experiment=before.path.parent.name)
-            asked = [*before.memberships(), job.membership]
-            stack.enter_context(set_aside(before))
-        try:
-            return RunFolder.create(job.folder, config, job.fingerprint, about, asked)
-        except ConfigError as error:
-            raise RunLocked(str(error)) from None
-
-
-def join(job: Job) -> None:
-    """Record in the run's folder that this sweep asked for the run, whoever trains or has trained it."""
-    RunFolder(job.folder).join(job.membership)
-
-
-@contextmanager
-def set_aside(run: RunFolder) -> Iterator[Path]:
-    """Rename the folder of a run to FOLDER.old-N, and yield its new path; readers find it until the rerun has ended.
-
-    It is locked while the block makes the rerun's folder, so that nobody puts it back. Raises RunLocked if a process
-    runs it, or a queue is about to.
-    """
-    seen = observe(run, Queues())
-    with run.lock():
-        if seen.in_flight or run.status() != seen.status or ticket_of(run) != seen.ticket:  # checked again, locked
-            raise RunLocked(f"{run.path}: another process has just taken it; wait for it, or stop it")
-        number = max(map(number_of, replaced(run.path)), default=0) + 1
-        yield run.path.rename(run.path.with_name(f"{run.path.name}{REPLACED}{number}"))
-
-
-def differences(folder: RunFolder, study: str) -> str:
-    """Return the differences in commit, code, torch and GPU between that run and one started now, '' if none."""
-    about, today = folder.provenance(), origin(study)
-    then = [about, *about.get("resumed", [])][-1] | {"code": folder.code()}
-    differ = [key for key in ("commit", "code", "torch", "gpu") if then.get(key) != today.get(key)]
-    return ", ".join(f"{key} {then.get(key)} then, {today.get(key)} now" for key in differ)

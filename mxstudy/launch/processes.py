@@ -8,7 +8,7 @@ from mxstudy.config import AnyRun
 from mxstudy.config.launcher import Inline, Launcher, Local, Slurm
 from mxstudy.distributed import world_size
 from mxstudy.launch import local
-from mxstudy.launch.plan import Job
+from mxstudy.launch.job import Job
 from mxstudy.reader import require
 from mxstudy.studies import study_of
 from mxstudy.studies.protocol import Uses

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 
 from mxstudy.config.launcher import Local, Slurm
 from mxstudy.launch import local, queues, slurm
+from mxstudy.launch.claiming import claim, join, origin
 from mxstudy.launch.conclude import conclude
 from mxstudy.launch.freeze import freeze_code, new_launch, one_at_a_time
+from mxstudy.launch.job import Job
 from mxstudy.launch.parents import Parents
-from mxstudy.launch.plan import Job, claim, compare, join, origin
+from mxstudy.launch.plan import compare
 from mxstudy.launch.processes import check_asked, tasks_per_node
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.say import say

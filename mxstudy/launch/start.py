@@ -9,7 +9,8 @@ from mxstudy.config.launcher import Inline, Launcher, Local, Slurm
 from mxstudy.distributed import on_first_rank
 from mxstudy.launch import estimate, inline, remote
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.plan import Job, plan
+from mxstudy.launch.job import Job
+from mxstudy.launch.plan import plan
 from mxstudy.launch.processes import check_started, gpus_per_node
 from mxstudy.launch.say import say
 from mxstudy.launch.sweep import backends_sentence, merged

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mxstudy import config
+from mxstudy.launch.job import Job
 from mxstudy.launch.job_arms import arm_names
 from mxstudy.launch.labels import varying
-from mxstudy.launch.plan import Job
 from mxstudy.launch.say import say
 from mxstudy.reader import ConfigError
 from mxstudy.reader import one_line as said_by

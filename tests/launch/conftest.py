@@ -11,7 +11,8 @@ from fake_study import FakeStudy, seeds
 
 from mxstudy.config import Slurm
 from mxstudy.launch import remote
-from mxstudy.launch.plan import claim, plan
+from mxstudy.launch.claiming import claim
+from mxstudy.launch.plan import plan
 from mxstudy.launch.ticket import Ticket
 from mxstudy.studies import MODULES
 from mxstudy.tracking.folder import RunFolder

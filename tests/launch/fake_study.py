@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mxstudy.config import Pretrain
+from mxstudy.launch.claiming import claim
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.plan import Job, claim
+from mxstudy.launch.job import Job
 from mxstudy.reader import ConfigError, changed
 from mxstudy.studies.pretrain.study import PretrainStudy
 from mxstudy.studies.protocol import Study, Uses, on_planned_device, unused_messages

@@ -13,9 +13,11 @@ from fake_study import FakeStudy, composed
 
 from mxstudy.config import AnyRun, Evaluate, read_run
 from mxstudy.launch import inline, sweep
+from mxstudy.launch.claiming import claim
 from mxstudy.launch.commands import job_of
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.plan import Job, claim, plan
+from mxstudy.launch.job import Job
+from mxstudy.launch.plan import plan
 from mxstudy.launch.worker import note_the_machine
 from mxstudy.reader import ConfigError
 from mxstudy.students import check as student_teacher

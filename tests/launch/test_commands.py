@@ -15,7 +15,8 @@ from fake_slurm import FakeSlurm
 from fake_study import FakeStudy, composed, seeds
 
 from mxstudy.launch import remote
-from mxstudy.launch.plan import claim, plan
+from mxstudy.launch.claiming import claim
+from mxstudy.launch.plan import plan
 from mxstudy.launch.table import names_by_kind
 from mxstudy.tracking import code
 from mxstudy.tracking.folder import RunFolder
@@ -180,7 +181,7 @@ def test_the_code_is_digested_once_for_all_jobs(
         return {"numerics/formats.py": "abc"}
 
     monkeypatch.setattr(code, "_digests", digests)
-    monkeypatch.setattr("mxstudy.launch.plan.code_of", functools.cache(code.code_of.__wrapped__))
+    monkeypatch.setattr("mxstudy.launch.claiming.code_of", functools.cache(code.code_of.__wrapped__))
     claimed = remote.claim_all(plan(seeds(tmp_path / "runs", *range(16))))
     assert digested == [threading.main_thread().name]
     assert {one.folder.code() for one in claimed} == {code.recorded(digests())["code"]}

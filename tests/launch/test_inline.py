@@ -13,7 +13,8 @@ import pytest
 from fake_study import FakeStudy, existing, seeds
 
 from mxstudy.launch import inline, parents, worker
-from mxstudy.launch.plan import claim, plan
+from mxstudy.launch.claiming import claim
+from mxstudy.launch.plan import plan
 from mxstudy.tracking.folder import RunFolder, RunLocked
 from mxstudy.train.signals import Leave
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fake_study import FakeStudy, composed
 
-from mxstudy.launch.plan import claim, plan
+from mxstudy.launch.claiming import claim
+from mxstudy.launch.plan import plan
 from mxstudy.tracking.mlflow_mirror import mirror_of
 
 URI = {"uri": "sqlite:///mlflow.db"}

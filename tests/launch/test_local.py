@@ -22,8 +22,9 @@ from fake_study import FakeStudy, seeds
 
 from mxstudy.config import Local
 from mxstudy.launch import local, worker
+from mxstudy.launch.claiming import claim
 from mxstudy.launch.freeze import PACKAGE, code_version, environment_of, freeze_code
-from mxstudy.launch.plan import claim, plan
+from mxstudy.launch.plan import plan
 from mxstudy.launch.queues import QUEUE_LIST, Queues, local_jobs
 from mxstudy.launch.run_state import observe
 from mxstudy.launch.ticket import Ticket, ticket_of

@@ -19,8 +19,9 @@ from fake_study import FakeStudy, composed, existing, seeds, without
 
 from mxstudy.config import Pretrain
 from mxstudy.launch import inline, sweep
+from mxstudy.launch.claiming import claim, differences, set_aside
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.plan import claim, differences, plan, set_aside
+from mxstudy.launch.plan import plan
 from mxstudy.launch.process_pool import MANY, begin_in_processes
 from mxstudy.reader import ConfigError, changed
 from mxstudy.results import folders_of

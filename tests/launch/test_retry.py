@@ -16,7 +16,8 @@ from fake_study import FakeStudy, seeds
 
 from mxstudy.config import Local, Slurm
 from mxstudy.launch import commands, remote
-from mxstudy.launch.plan import claim, plan
+from mxstudy.launch.claiming import claim
+from mxstudy.launch.plan import plan
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies.protocol import Uses

@@ -12,7 +12,8 @@ from fake_slurm import FakeSlurm
 from fake_study import FakeStudy, seeds
 
 from mxstudy.config import Slurm
-from mxstudy.launch.plan import claim, plan
+from mxstudy.launch.claiming import claim
+from mxstudy.launch.plan import plan
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.run_state import RunState, look, observe
 from mxstudy.launch.ticket import Ticket, ticket_of

@@ -15,8 +15,9 @@ from fake_study import FakeStudy, existing, seeds
 
 from mxstudy import results
 from mxstudy.launch import inline
+from mxstudy.launch.claiming import claim, set_aside
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.plan import claim, plan, set_aside
+from mxstudy.launch.plan import plan
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder, RunLocked
 

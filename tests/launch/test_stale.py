@@ -10,7 +10,8 @@ import pytest
 from fake_study import FakeStudy, existing, seeds
 
 from mxstudy.launch import inline, sweep
-from mxstudy.launch.plan import claim, plan
+from mxstudy.launch.claiming import claim
+from mxstudy.launch.plan import plan
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.code import code_of, recorded
 from mxstudy.tracking.folder import RunFolder

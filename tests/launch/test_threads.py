@@ -15,7 +15,8 @@ from fake_study import FakeStudy, seeds
 
 from mxstudy.config import Local
 from mxstudy.launch import local, threads
-from mxstudy.launch.plan import claim, plan
+from mxstudy.launch.claiming import claim
+from mxstudy.launch.plan import plan
 from mxstudy.launch.threads import capped_threads, threads_of
 from mxstudy.train import runtime
 
