@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 
 from torch import nn
@@ -54,12 +54,6 @@ def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = Fal
     settings = next((linear.cast for linear in linears.values()), BlockCast())
     notes += describe_settings(settings, groups, norm_settings(model))
     return "\n".join([*plan, *notes, *describe_backends(model)])
-
-
-def describe_schedule(plans: Sequence[tuple[int, str]]) -> list[str]:
-    """Return the lines of the plans of a schedule, below the step from which each applies if there are several."""
-    several = len(plans) > 1
-    return [line for step, plan in plans for line in [*([f"from step {step}:"] if several else []), *plan.splitlines()]]
 
 
 def describe_codes_of_w(linears: Mapping[str, MXLinear], rows: Mapping[str, str]) -> list[str]:

@@ -9,7 +9,6 @@ from torch import nn
 
 from mxstudy.config import StudentTeacher
 from mxstudy.model.backends import backends_of
-from mxstudy.model.describe_precision import describe, describe_schedule
 from mxstudy.model.linear import NormLinear
 from mxstudy.model.precision import apply_precision, check_starts, check_tokens
 from mxstudy.numerics.formats import is_random
@@ -59,22 +58,6 @@ def check_models(keyed: Keyed[StudentTeacher], device: torch.device) -> str | No
             check_teacher(teacher, config, row.from_step, device)
         check_tokens(model, f"train.batch_size: {train.batch_size} samples", train.batch_size)
     return backends_by_step(backends)
-
-
-def plan(config: StudentTeacher, device: torch.device | None = None) -> list[str]:
-    """Return the lines of the students' precision plan as applied, and how else they and the teacher are rounded.
-
-    `device`: by default the config's own.
-    """
-    device = device or resolve_device(config.train.device)
-    with torch.device("meta"):
-        model = build_student(config)
-    steps = [row.from_step for row in config.precision.schedule]
-    plans = [(step, describe(model, apply_run_precision(model, config, step, device))) for step in steps]
-    student, teacher = config.student, "as the students" if config.teacher.quantized else "not quantised"
-    of_norms = f"norms: gains in {student.gain}, operations in {student.norm_ops or student.vector_ops}; "
-    others = f"other vector operations: in {student.vector_ops}; teacher: {teacher}"
-    return [*describe_schedule(plans), (of_norms if config.norm else "") + others]
 
 
 def check_teacher(teacher: Teacher, config: StudentTeacher, step: int, device: torch.device) -> None:

@@ -7,14 +7,16 @@ from collections.abc import Hashable, Mapping
 import torch
 
 from mxstudy.config import StudentTeacher
+from mxstudy.model.describe_precision import describe
 from mxstudy.reader import changed
-from mxstudy.students.check import backends_on, plan
-from mxstudy.students.stack import build_student
+from mxstudy.students.check import backends_on
+from mxstudy.students.stack import apply_run_precision, build_student
 from mxstudy.studies.protocol import (
     Cost,
     Identity,
     Study,
     Watched,
+    lines_by_step,
     on_planned_device,
     probes_of,
     unused_messages,
@@ -66,6 +68,22 @@ class StudentTeacherStudy(Study[StudentTeacher]):
         from mxstudy.students.tables import summarise
 
         return summarise(runs, baseline)
+
+
+def plan(config: StudentTeacher, device: torch.device | None = None) -> list[str]:
+    """Return the lines of the students' precision plan as applied, and how else they and the teacher are rounded.
+
+    `device`: by default the config's own.
+    """
+    device = device or resolve_device(config.train.device)
+    with torch.device("meta"):
+        model = build_student(config)
+    steps = [row.from_step for row in config.precision.schedule]
+    plans = [(step, describe(model, apply_run_precision(model, config, step, device))) for step in steps]
+    student, teacher = config.student, "as the students" if config.teacher.quantized else "not quantised"
+    of_norms = f"norms: gains in {student.gain}, operations in {student.norm_ops or student.vector_ops}; "
+    others = f"other vector operations: in {student.vector_ops}; teacher: {teacher}"
+    return [*lines_by_step(plans), (of_norms if config.norm else "") + others]
 
 
 STUDY = StudentTeacherStudy()

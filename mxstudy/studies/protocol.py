@@ -10,7 +10,7 @@ afterwards  summarise, tell_others                                              
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -177,6 +177,12 @@ def unused_messages(precision: Precision, norm: AnyNorm | None, gain: str | None
     """
     unused = unused_settings(precision, (*(() if norm is None else norm.reads), *reads_of_gain(gain)))
     return {f"precision.{one.setting}": one.message for one in unused}
+
+
+def lines_by_step(plans: Sequence[tuple[int, str]]) -> list[str]:
+    """Return the lines of the plans of a schedule, below the step from which each applies if there are several."""
+    several = len(plans) > 1
+    return [line for step, plan in plans for line in [*([f"from step {step}:"] if several else []), *plan.splitlines()]]
 
 
 def probes_of(section: Probes | StudentProbes) -> dict[str, Watched]:

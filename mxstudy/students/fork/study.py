@@ -6,9 +6,10 @@ from collections.abc import Hashable, Mapping
 
 from mxstudy.config import Fork
 from mxstudy.reader import ConfigError
-from mxstudy.students.check import backends_on, plan
+from mxstudy.students.check import backends_on
 from mxstudy.students.fork.check import check_perturbed, losses_of, parent_of
 from mxstudy.students.fork.points import changed, fork_points
+from mxstudy.students.study import plan
 from mxstudy.studies.protocol import Identity, Study, on_planned_device
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary

@@ -27,7 +27,7 @@ from mxstudy.evaluation.generation import check_casts, check_prompts_of
 from mxstudy.model.all_gather import ELSE, Width, check_all_gather
 from mxstudy.model.backends import backends_of, describe_backends
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.describe_precision import describe, describe_schedule
+from mxstudy.model.describe_precision import describe
 from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.fused_block import recompute_mlps
 from mxstudy.model.moe import mixtures_of, scaled_by_columns
@@ -38,7 +38,7 @@ from mxstudy.probes.shadow import check_sequence
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies.folders import check_folder
 from mxstudy.studies.pretrain.built import build_model, parameters_of, sampling_of, size_text
-from mxstudy.studies.protocol import Keyed
+from mxstudy.studies.protocol import Keyed, lines_by_step
 from mxstudy.tracking.mixed_backends import all_backends, backends_by_step
 from mxstudy.train.runtime import is_planned, resolve_device
 
@@ -151,7 +151,7 @@ def applied(config: Pretrain, device: torch.device) -> Iterator[tuple[PrecisionR
 def plan(config: Pretrain) -> list[str]:
     """Return the lines of the precision plan as applied, of each row of the schedule."""
     rows = applied(config, resolve_device(config.train.device))
-    return describe_schedule([(row.from_step, describe(model, recipes)) for row, model, recipes in rows])
+    return lines_by_step([(row.from_step, describe(model, recipes)) for row, model, recipes in rows])
 
 
 @functools.cache  # building a model takes 10 ms, and most jobs of a sweep have the same
