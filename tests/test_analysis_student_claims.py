@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -13,8 +14,12 @@ from student_frames import frame, replica
 from analysis.instability import claims
 from analysis.instability.claims import CLAIMS, LR, WIDTH, Finding, judged
 from analysis.instability.fig03_overflow import COUNT
-from analysis.ledger.claim import NOT_RUN
-from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
+from analysis.ledger.claim import NOT_RUN, Claim, Evidence
+from analysis.ledger.instability_runs import NOISE
+from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR, between
+from analysis.ledger.tables import Missing, Tables
+from analysis.pages import student_measurements
+from analysis.statistics import Effect
 from mxstudy.results import write_table
 
 NONE = pd.DataFrame()
@@ -219,3 +224,30 @@ def test_figure_6_is_described_by_width_and_rate(tmp_path, capsys) -> None:
     assert "| 512 | 0.0004 | 0 of 2 | 1 of 1 | 1 | 0 | 1 |" in printed
     assert "| 512 | 0.0006 | 1 of 2 | 2 of 2 | 2 | 0 | 1 |" in printed
     assert "| precision mx_mix, hidden_size 512, lr 0.0004 | 2 |" in printed
+
+
+# ------------------------------------------------------------------------------------------------------- on their page
+
+
+def test_a_claim_with_fewer_data_seeds_than_others_has_dashes_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows keep the claims' order, and one without tables has dashes alone."""
+
+    def claim(name: str, found: dict[int, float]) -> Claim:
+        def judge(tables: Tables) -> Evidence:
+            if not found:
+                raise Missing("no runs")
+            return Evidence(Effect(pd.Series(found)), "data seeds")
+
+        return replace(NOISE[0], id=name, judge=judge, rule=between(0, 2, "ours"))
+
+    whole = claim("whole", {47: 1.0, 48: 1.01, 49: 0.99, 50: 1.002})
+    rows = (claim("part", {48: 0.12345, 50: 0.5}), whole, claim("none", {}))
+    monkeypatch.setattr(student_measurements, "NOISE", rows)
+    lines = [line.strip("| ").split(" | ") for line in student_measurements.by_data_seed().splitlines()]
+    assert lines[0] == ["row", *(f"data seed {seed}" for seed in (47, 48, 49, 50)), "rule", "verdict"]
+    assert [line[:-2] for line in lines[2:]] == [
+        ["part", "-", "0.123", "-", "0.5"],
+        ["whole", "1", "1.01", "0.99", "1"],
+        ["none", "-", "-", "-", "-"],
+    ]
+    assert [line[-1] for line in lines[2:]] == ["not run, fewer than 4 units", REPRODUCED, NOT_RUN]
