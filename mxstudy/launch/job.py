@@ -19,7 +19,8 @@ class Job:
     `replaces`: the run that is trained again; it lies in `folder` until the job is claimed. `device_type`: that of the
     job, "cuda" or "cpu". `backend`: the backends that its blocks will run on, None without a model. `also`: the labels
     of further jobs of this sweep that are the same run. `arm`, `color`: the name and the colour of its arm among these
-    jobs; `name`: the name of the arm with its seeds; `shown_as`: the name of the run in MLflow.
+    jobs; `name`: the name of the arm with its seeds; `shown_as`: the name of the run in MLflow, which also says what
+    the command changes in all of these jobs.
     """
 
     config: AnyRun

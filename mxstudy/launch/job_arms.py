@@ -6,28 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mxstudy.launch.job import Job
-from mxstudy.launch.labels import changes, section_of
+from mxstudy.launch.labels import TITLE, shared_changes
 from mxstudy.tracking.arms import Described, arms_of, describe, run_names
 
 USED = ("checkpoint", "parent")  # keys that name a run which another kind of run uses
 
 
 def with_arms(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs with the names and colours of their arms, the arm's name with the seeds, and that in MLflow."""
+    """Return the jobs with the names and colours of their arms, the arm's name with the seeds, and that in MLflow.
+
+    In MLflow a run stands beside those of other launches, so its name there also says what all jobs here share. The
+    name of an arm alone says its precision and norm itself, and the model that it uses if it has neither.
+    """
     runs = descriptions(jobs)
     arms = arms_of(runs)
-    named = zip(jobs, run_names(runs, arms), arms, strict=True)
-    jobs = [replace(job, arm=arm.name, name=name, shown_as=name, color=arm.color) for job, name, arm in named]
-    return jobs if len(jobs) > 1 else [replace(job, shown_as=alone(job)) for job in jobs]
-
-
-def alone(job: Job) -> str:
-    """Return the name in MLflow of the only job of a launch: that of its arm, and what else the command changed.
-
-    A model that is used is part of the arm's name if nothing else is.
-    """
-    said = [line for line in changes(job.overrides, job.config.study) if section_of(line) not in USED]
-    return " ".join([job.name, *said])
+    said = shared_changes(jobs, named=(*TITLE, *USED) if len({arm.name for arm in arms}) == 1 else ())
+    return [
+        replace(job, arm=arm.name, name=name, shown_as=" ".join([name, *said]), color=arm.color)
+        for job, name, arm in zip(jobs, run_names(runs, arms), arms, strict=True)
+    ]
 
 
 def arm_names(jobs: Sequence[Job]) -> list[str]:

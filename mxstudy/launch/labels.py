@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from mxstudy.config.run import STUDIES, Run
 from mxstudy.launch.composed import Composed
+from mxstudy.launch.job import Job
 
 TITLE = ("precision", "norm")  # groups that a title begins with, as the command or the experiment chose them
 STARTED = ("experiment", "sweep", "debug", "hydra")  # sections and groups that are no part of a run's config
@@ -31,14 +32,21 @@ def title(job: Composed) -> str:
     return " ".join([*words, *changes(job.overrides, study)]) or job.choices.get("experiment", "unnamed")
 
 
-def changes(overrides: Sequence[str], study: str) -> list[str]:
-    """Return the overrides that may change a run's numbers, without those of precision and norm.
+def changes(overrides: Sequence[str], study: str, named: Collection[str] = TITLE) -> list[str]:
+    """Return the overrides that may change a run's numbers, without those of the sections in `named`.
 
     The others say what begins, where its files are, how it is launched and what is observed.
     """
     fields = {field.name: field.metadata for field in dataclasses.fields(STUDIES.get(study, Run))}
     unsaid = {name for name, about in fields.items() if about.get("cosmetic") and not about.get("names")}
-    return [short(line) for line in overrides if section_of(line) not in {*unsaid, *TITLE, *STARTED}]
+    return [short(line) for line in overrides if section_of(line) not in {*unsaid, *named, *STARTED}]
+
+
+def shared_changes(jobs: Sequence[Job], named: Collection[str] = ()) -> list[str]:
+    """Return the `changes` that all these jobs have, in the order in which they are written."""
+    each = [changes(job.overrides, job.config.study, named) for job in jobs]
+    shared = set(each[0]).intersection(*each)
+    return [line for line in each[0] if line in shared]
 
 
 def section_of(line: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from mxstudy import config
 from mxstudy.launch.job import Job
 from mxstudy.launch.job_arms import arm_names
-from mxstudy.launch.labels import varying
+from mxstudy.launch.labels import shared_changes, varying
 from mxstudy.launch.say import say
 from mxstudy.reader import ConfigError
 from mxstudy.reader import one_line as said_by
@@ -104,11 +104,15 @@ def sweeps(jobs: list[Job]) -> list[Sweep]:
 
 
 def sweep_of(uri: str, experiment: str, jobs: list[Job]) -> Sweep:
-    """Return the sweep, named after its file and what varies, with the choices that all its jobs share as tags."""
+    """Return the sweep, named after its file, what varies and what the command changes in all its jobs.
+
+    The choices that all jobs share are its tags.
+    """
     shared = set.intersection(*(set(job.choices.items()) for job in jobs))
     tags = dict(sorted(shared)) | {"experiment": experiment, "study": jobs[0].config.study}
     keys = ", ".join(varying([job.overrides for job in jobs]))
-    name = f"{tags.get('sweep', experiment)}: {keys}"
+    said = "".join(f" {line}" for line in shared_changes(jobs))
+    name = f"{tags.get('sweep', experiment)}: {keys}{said and ';'}{said}"
     folders, arms = {job.fingerprint: job.run for job in jobs}, {job.fingerprint: job.arm for job in jobs}
     return Sweep(uri, jobs[0].config.mlflow_experiment, name, tags, folders, arms)
 

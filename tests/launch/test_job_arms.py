@@ -30,6 +30,23 @@ def test_a_run_has_the_name_and_the_colour_of_its_arm_in_mlflow(tmp_path: Path, 
     assert (mirror.run_name, mirror.tags["mlflow.runColor"]) == (jobs[2].name, jobs[2].color)
 
 
+def test_a_runs_name_in_mlflow_says_what_all_jobs_of_its_launch_share(tmp_path: Path, study: FakeStudy) -> None:
+    """Two sweeps that differ in that alone had the same names there."""
+    norms = [("norm=mxnorm_p1", {"kind": "mxnorm", "p": 1.0}), ("norm=mxnorm_p2", {"kind": "mxnorm", "p": 2.0})]
+    shared = ("+sweep=norms", "precision=bf16", "optimizer.lr=2e-3", "probe=all", "runs_dir=x")
+    jobs = plan(
+        [
+            composed(tmp_path, *shared, word, f"seed={n}", norm=norm, optimizer={"lr": 2e-3}, seed=n)
+            for word, norm in norms
+            for n in (0, 1)
+        ]
+    )
+    assert [job.name for job in jobs] == [f"mxnorm_p{p} seed={n}" for p in (1, 2) for n in (0, 1)]
+    assert [job.shown_as for job in jobs] == [f"{job.name} precision=bf16 optimizer.lr=2e-3" for job in jobs]
+    seeds = [composed(tmp_path, *shared, f"seed={n}", optimizer={"lr": 2e-3}, seed=n) for n in (0, 1)]
+    assert [job.shown_as for job in plan(seeds)] == [f"bf16 rmsnorm seed={n} optimizer.lr=2e-3" for n in (0, 1)]
+
+
 def test_the_run_of_a_job_alone_also_has_what_its_command_changed_in_its_name(tmp_path: Path, study: FakeStudy) -> None:
     words = ("+experiment=quick", "norm=rmsnorm", "optimizer.lr=2e-3", "seed=3", "probe=all", "tracking=mlflow")
     (job,) = plan([composed(tmp_path, *words, optimizer={"lr": 2e-3}, seed=3, tracking=URI)])

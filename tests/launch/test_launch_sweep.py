@@ -67,6 +67,9 @@ def test_a_sweep_is_named_after_what_varies_and_tagged_with_what_does_not(tmp_pa
     assert found.folders == {job.fingerprint: RunFolder(job.folder) for job in jobs}
     named = [dataclasses.replace(job, choices=job.choices | {"sweep": "three_norms"}) for job in jobs]
     assert sweep.sweeps(named)[0].name == "three_norms: norm, seed"
+    words = ("precision=bf16", "train.steps=5", "probe=all")
+    longer = [dataclasses.replace(job, overrides=(*job.overrides, *words)) for job in named]
+    assert sweep.sweeps(longer)[0].name == "three_norms: norm, seed; precision=bf16 train.steps=5"
 
 
 def test_one_job_and_untracked_jobs_have_no_parent(tmp_path: Path, study: FakeStudy) -> None:
