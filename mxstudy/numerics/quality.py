@@ -42,8 +42,7 @@ def overflow_fraction(quantized: Quantized, x: Tensor) -> Tensor:
 
 def overflows(quantized: Quantized, x: Tensor) -> Tensor:
     """Return for each element of x whether |x| > max * scale: bool, x's shape. Scales of 0 clamp nothing."""
-    tiles = Tiles(x.shape, quantized.axis, quantized.block_size, quantized.two_dimensional)
-    scales = quantized.scale_values
+    tiles, scales = quantized.tiles, quantized.scale_values
     limit = quantized.format.max * tiles.spread(torch.where(scales == 0, torch.inf, scales))
     return tiles.join(tiles.split(x, pad=True).float().abs() > limit)
 
@@ -65,9 +64,14 @@ def underflow_fraction(quantized: Quantized, x: Tensor) -> Tensor:
 
 def has_no_scale(quantized: Quantized) -> Tensor:
     """Return for each element whether its block's scale is 0, with which it decodes to 0: bool, the values' shape."""
-    tiles = Tiles(quantized.values.shape, quantized.axis, quantized.block_size, quantized.two_dimensional)
+    tiles = quantized.tiles
     is_zero = tiles.spread(quantized.scale_values == 0)
     return tiles.join(is_zero.expand(tiles.split(quantized.values, pad=True).shape))
+
+
+def has_nonzero(x: Tensor, tiles: Tiles) -> Tensor:
+    """Return for each block of x whether a number in it is not 0: bool, one per block."""
+    return tiles.squeeze((tiles.split(x, pad=True) != 0).any(tiles.inner, keepdim=True))
 
 
 def subnormal_scale_fraction(quantized: Quantized, x: Tensor) -> Tensor:
@@ -78,7 +82,6 @@ def subnormal_scale_fraction(quantized: Quantized, x: Tensor) -> Tensor:
     """
     if quantized.scales.dtype != torch.float8_e4m3fn:
         return torch.zeros((), dtype=torch.float64, device=quantized.values.device)
-    tiles = Tiles(x.shape, quantized.axis, quantized.block_size, quantized.two_dimensional)
-    counts = tiles.squeeze((tiles.split(x, pad=True) != 0).any(tiles.inner, keepdim=True))
+    counts = has_nonzero(x, quantized.tiles)
     is_subnormal = to_dtype(quantized.scales, torch.float32) < 2.0 ** FORMATS["E4M3"].emin
     return (is_subnormal & counts).sum().double() / counts.sum()

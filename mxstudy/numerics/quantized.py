@@ -41,6 +41,11 @@ class Quantized:
     inside: Tensor | None = None
 
     @property
+    def tiles(self) -> Tiles:
+        """Return the blocks of the values, which have a scale each."""
+        return Tiles(self.values.shape, self.axis, self.block_size, self.two_dimensional)
+
+    @property
     def scale_values(self) -> Tensor:
         """Return the factors that decode the values: float32, the shape of `scales`."""
         is_e8m0 = self.scales.dtype == torch.uint8
@@ -98,7 +103,7 @@ class Quantized:
 
         Under a tensor scale, both scales are first multiplied in float32.
         """
-        tiles = Tiles(self.values.shape, self.axis, self.block_size, self.two_dimensional)
+        tiles = self.tiles
         return to_dtype(tiles.join(tiles.split(self.values, pad=True) * tiles.spread(self.scale_values)), dtype)
 
 

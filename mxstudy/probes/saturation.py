@@ -22,6 +22,7 @@ from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.gemms import quantized_operand
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.quality import (
+    has_nonzero,
     max_fraction,
     overflow_fraction,
     sqnr_db,
@@ -30,7 +31,6 @@ from mxstudy.numerics.quality import (
 )
 from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.random_bits import Draws, stream_key
-from mxstudy.numerics.tiles import Tiles
 from mxstudy.probes.base import ScheduledProbe, StepView, Values
 from mxstudy.probes.shadow import capture_linears, whole_blocks
 
@@ -152,9 +152,7 @@ def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
     They are not finite if all blocks are zero, or a scale is NaN.
     """
     scales = quantized.scale_values
-    tiles = Tiles(quantized.values.shape, quantized.axis, quantized.block_size, quantized.two_dimensional)
-    counts = tiles.squeeze((tiles.split(quantized.values, pad=True) != 0).any(tiles.inner, keepdim=True))
-    counts = counts & (scales != 0)
+    counts = has_nonzero(quantized.values, quantized.tiles) & (scales != 0)
     exponents = torch.frexp(scales).exponent.double() - 1
     exponents = torch.where(scales.isnan(), torch.nan, exponents)
     return {
