@@ -108,12 +108,13 @@ def norm_codes(
     require(columns <= MAX_COLUMNS, f"x: rows of {columns} have no kernel; give {MAX_COLUMNS} columns at most")
     is_nvfp4 = element.scale == "E4M3"
     if is_nvfp4:
-        check_nvfp4(fmt, cast)
+        check_nvfp4(cast)
     require(
         is_nvfp4 == (tensor_scale is not None),
         f"tensor_scale: {fmt} {'needs one: give that of a bound of x / rms' if is_nvfp4 else 'has none; leave it out'}",
     )
-    check_tensor_scale(tensor_scale)
+    if tensor_scale is not None:
+        check_tensor_scale(tensor_scale)
     codes, scales, rms, total = _norm_codes(x, branch, tensor_scale, encoding(norm, fmt, cast))
     scales = scales.view(torch.float8_e4m3fn) if is_nvfp4 else scales
     return NormCodes(codes, scales, rms, x if branch is None else total)

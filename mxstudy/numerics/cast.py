@@ -23,6 +23,8 @@ from mxstudy.numerics.quantized import CODE_DTYPES as CODE_DTYPES
 from mxstudy.numerics.quantized import Quantized as Quantized
 from mxstudy.numerics.random_bits import Draws, thresholds
 from mxstudy.numerics.scales import (
+    E4M3,
+    FP32_MAX,
     absmax_bits,
     code_bump,
     divide_by_scales,
@@ -38,7 +40,6 @@ from mxstudy.numerics.tiles import join_blocks as join_blocks
 from mxstudy.numerics.tiles import split_blocks as split_blocks
 from mxstudy.reader import ConfigError, require
 
-E4M3 = FORMATS["E4M3"]
 QUANTIZABLE = (torch.float32, torch.bfloat16, torch.float16)
 STD_RANGE = 2.92247856  # E2M1's largest element in standard deviations, with the least error on Gaussians (Quartet)
 
@@ -108,14 +109,13 @@ def block_cast(
 
     With the rule CODE_BUMP, which only E4M3 has, each element has its own scale: the result's block size is 1.
     """
-    element = look_up(FORMATS, fmt, "format")
-    outer = "none" if element.scale == "E8M0" else "tensor"
-    check_nvfp4(fmt, settings)
-    if element.scale == "E8M0" and tensor_scale is not None:
-        raise ConfigError(f"tensor_scale: {fmt} has none, only NVFP4 has one; leave it out")
-    settings = settings if element.scale == "E8M0" else replace(settings, scale_rule="rceil")
-    cast = Cast(format=fmt, scale=element.scale, outer_scale=outer).filled(settings)  # type: ignore[arg-type]
-    return quantize_as(x, cast, axis, tensor_scale)
+    if look_up(FORMATS, fmt, "format").scale == "E8M0":
+        require(tensor_scale is None, f"tensor_scale: {fmt} has none, only NVFP4 has one; leave it out")
+        cast = Cast(format=fmt)
+    else:
+        check_nvfp4(settings)
+        cast = Cast(format=fmt, scale="E4M3", outer_scale="tensor")
+    return quantize_as(x, cast.filled(settings), axis, tensor_scale)
 
 
 def quantize_as(
@@ -350,26 +350,28 @@ def check_format(cast: Cast, element: ElementFormat) -> None:
         is_random(cast) or cast.random_bits == Cast.random_bits,
         f"random_bits: {cast.rounding} rounding draws none; leave it out",
     )
-    if cast.scale == "E8M0":
-        bump = CODE_BUMP if cast.format == E4M3.name and not cast.two_dimensional else ""
-        require(
-            cast.scale_rule != CODE_BUMP or bool(bump),
-            f"scale_rule: {CODE_BUMP} is for E4M3 in blocks along one axis, not this {cast.format} cast; take rceil",
-        )
-        require(
-            cast.scale_rule != CODE_BUMP or len(cast.candidates) == 1,
-            f"candidates: cannot be used with {CODE_BUMP}, whose scales are per element; leave them out",
-        )
-        if cast.scale_rule != CODE_BUMP:
-            look_up(SCALE_RULES, str(cast.scale_rule), "scale_rule")
+    if cast.scale_rule == CODE_BUMP:
+        check_code_bump(cast)
+    elif cast.scale == "E8M0":
+        look_up(SCALE_RULES, str(cast.scale_rule), "scale_rule")
     if cast.format == "NVFP4":
-        check_nvfp4(cast.format, BlockCast(cast.block_size or 0, pad_blocks=bool(cast.pad)))
+        check_nvfp4(BlockCast(cast.block_size or 0, pad_blocks=bool(cast.pad)))
 
 
-def check_nvfp4(fmt: str, cast: BlockCast) -> None:
+def check_code_bump(cast: Cast) -> None:
+    """Raise ConfigError for a cast that the public code's rule, CODE_BUMP, does not scale."""
+    require(
+        cast.format == E4M3.name and not cast.two_dimensional,
+        f"scale_rule: {CODE_BUMP} is for E4M3 in blocks along one axis, not this {cast.format} cast; take rceil",
+    )
+    require(
+        len(cast.candidates) == 1,
+        f"candidates: cannot be used with {CODE_BUMP}, whose scales are per element; leave them out",
+    )
+
+
+def check_nvfp4(cast: BlockCast) -> None:
     """Raise ConfigError for settings that NVFP4 does not support."""
-    if fmt != "NVFP4":
-        return
     if cast.block_size != FORMATS["NVFP4"].block_size:
         raise ConfigError(f"block_size: NVFP4 has blocks of 16, not {cast.block_size}; set it to 16")
     if cast.pad_blocks:
@@ -380,7 +382,7 @@ def check_nvfp4(fmt: str, cast: BlockCast) -> None:
         )
 
 
-def check_tensor_scale(scale: float | None) -> None:
+def check_tensor_scale(scale: float) -> None:
     """Raise ConfigError for a number that is not positive, or that float32 cannot hold."""
-    if scale is not None and not 2.0**-149 <= scale <= torch.finfo(torch.float32).max:
+    if not 2.0**-149 <= scale <= FP32_MAX:
         raise ConfigError(f"tensor_scale: {scale}; give a number that is positive and finite in float32")
