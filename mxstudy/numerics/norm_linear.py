@@ -96,9 +96,11 @@ def normalize(x: Tensor, rms: Tensor) -> Tensor:
     return to_dtype(x, torch.float32) / rms
 
 
-def as_read(xbar: Tensor, gain: Tensor, bias: Tensor | None, fold_gain: bool) -> Tensor:
-    """Return the norm's output as its readers read it, float32: xbar * gain + bias, or xbar if the gain is folded."""
-    return xbar if fold_gain else affine(xbar, gain, bias)
+def as_read(
+    xbar: Tensor, gain: Tensor, bias: Tensor | None, fold_gain: bool, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return the norm's output as its readers read it: xbar * gain + bias in `dtype`, or xbar if the gain is folded."""
+    return xbar if fold_gain else to_dtype(affine(xbar, gain, bias), dtype)
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,8 @@ def norm_linear(
         mean_T1 = row_mean(x_TI) if centers else None
         rms_T1 = rms(center(x_TI, mean_T1))
     keys, places = linear.random or (None, None)
-    settings = bounds, fold_gain, fold_gain_in_dgrad, rounded, linear.gemms, linear.decode, linear.kernel
+    output_dtype = x.dtype if rounded else torch.float32
+    settings = bounds, fold_gain, fold_gain_in_dgrad, output_dtype, linear.gemms, linear.decode, linear.kernel
     h_TO = _NormLinear.apply(x_TI, mean_T1, rms_T1, gain, bias, weight, keys, places, *settings, dtype or x.dtype)
     return h_TO.unflatten(stacked, x.shape[stacked:-1])
 
@@ -206,28 +209,26 @@ class _NormLinear(torch.autograd.Function):
         bounds: NormBounds,
         fold_gain: bool,
         fold_gain_in_dgrad: bool,
-        rounded: bool,
+        output_dtype: torch.dtype,
         gemms: Gemms,
         decode: Decode | None,
         kernel: CastKernel | None,
         dtype: torch.dtype,
     ) -> Tensor:
         ctx.save_for_backward(x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI, keys, places)
-        ctx.settings = bounds, fold_gain, fold_gain_in_dgrad, rounded, gemms, decode, kernel
+        ctx.settings = bounds, fold_gain, fold_gain_in_dgrad, output_dtype, gemms, decode, kernel
         xbar_TI = normalize(center(x_TI, mean_T1), rms_T1)
         weight, bounds_of_y = weight_and_bounds(weight_OI, gain_I, bias_I, bounds, fold_gain)
-        y_TI = as_read(xbar_TI, gain_I, bias_I, fold_gain)
-        y_TI = to_dtype(y_TI, x_TI.dtype) if rounded and not fold_gain else y_TI
+        y_TI = as_read(xbar_TI, gain_I, bias_I, fold_gain, output_dtype)
         return forward_gemm(y_TI, weight, linear_of(gemms, keys, places, decode, kernel), dtype, bounds_of_y)
 
     @staticmethod
     def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI, keys, places = ctx.saved_tensors
-        bounds, fold_gain, fold_gain_in_dgrad, rounded, gemms, decode, kernel = ctx.settings
+        bounds, fold_gain, fold_gain_in_dgrad, output_dtype, gemms, decode, kernel = ctx.settings
         linear = linear_of(gemms, keys, places, decode, kernel)
         xbar = normalize(center(x_TI, mean_T1), rms_T1)
-        y_TI = as_read(xbar, gain_I, bias_I, fold_gain)
-        y_TI = to_dtype(y_TI, x_TI.dtype) if rounded and not fold_gain else y_TI
+        y_TI = as_read(xbar, gain_I, bias_I, fold_gain, output_dtype)
         weight, bounds_of_y = weight_and_bounds(weight_OI, gain_I, bias_I, bounds, fold_gain)
         of_dgrad = weight if fold_gain_in_dgrad else weight_OI
         # the gradient of xbar * gain, folded or not; of xbar alone if the gain is folded in dgrad too
