@@ -28,7 +28,7 @@ from mxstudy.model.modules import modules_of
 from mxstudy.model.norm import Norm, build_norm
 from mxstudy.model.seeds import normal_weight
 from mxstudy.numerics.dispatch import Dispatch, combine, dispatch_of, to_rows
-from mxstudy.numerics.experts import Together
+from mxstudy.numerics.experts import Grouped
 from mxstudy.numerics.grouped_gemm import GROUPED_BLOCKS
 from mxstudy.numerics.norm_linear import center, row_mean
 from mxstudy.numerics.readers import NormOutput, normed, read_norm, read_rows
@@ -92,7 +92,7 @@ class ExpertLinear(MXLinear):
 
     def sources(self, x: Tensor, *more: Any) -> Sources:
         weight, (dispatch, _) = self.weight_as(x), more
-        return Sources(x, weight, weight, None, Together(self.arithmetic, dispatch, self.out_features).linear)
+        return Sources(x, weight, weight, None, Grouped(self.arithmetic, dispatch, self.out_features).linear)
 
     def forward(self, x_NI: Tensor, dispatch: Dispatch, is_grouped: bool) -> Tensor:  # type: ignore[override]
         return read_rows(x_NI, self.weight_as(x_NI), self.arithmetic, x_NI.dtype, dispatch, is_grouped)
@@ -113,7 +113,7 @@ class ExpertNormLinear(NormLinear):
 
     def sources(self, x: Tensor, *more: Any) -> Sources:
         _, dispatch, _ = more
-        found, linear = super().sources(x), Together(self.arithmetic, dispatch, self.out_features).linear
+        found, linear = super().sources(x), Grouped(self.arithmetic, dispatch, self.out_features).linear
         return found._replace(x_TI=to_rows(found.x_TI, dispatch), linear=linear)
 
     def forward(  # type: ignore[override]

@@ -39,34 +39,43 @@ from mxstudy.reader import require
 
 
 @dataclass(frozen=True)
-class Expert(Linear):
-    """One expert's linear. `rows`, `first`: the rows of its tokens, and of its weight, in their random streams."""
+class DispatchedLinear(Linear):
+    """A linear that is applied to dispatched rows. `rows`: those of its tokens in their random streams."""
 
     rows: Tensor | None = None
-    first: int = 0
 
     def draws(self, name: str) -> Draws | None:
         draws = super().draws(name)
-        if draws is None or not name.endswith("_w"):
-            return draws and draws._replace(rows=self.rows)
+        if draws is None:
+            return None
+        return self.draws_of_weight(draws) if name.endswith("_w") else draws._replace(rows=self.rows)
+
+    def draws_of_weight(self, draws: Draws) -> Draws:
+        """Return the draws of the experts' own weights, from those of the first expert's."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OneExpert(DispatchedLinear):
+    """One expert's linear. `first`: the first row of its weight in that random stream."""
+
+    first: int = 0
+
+    def draws_of_weight(self, draws: Draws) -> Draws:
         return draws._replace(place=draws.place + torch.tensor([0, self.first], device=draws.place.device))
 
 
 @dataclass(frozen=True)
-class Grouped(Linear):
-    """All experts' linears. `rows`: as in `Expert`. `weight_rows`: rows of one expert's weight.
+class AllExperts(DispatchedLinear):
+    """All experts' linears. `weight_rows`: rows of one expert's weight.
 
     `ends`: int32 [E], the row after each expert's last one.
     """
 
-    rows: Tensor | None = None
     weight_rows: int = 0
     ends: Tensor | None = None
 
-    def draws(self, name: str) -> Draws | None:
-        draws = super().draws(name)
-        if draws is None or not name.endswith("_w"):
-            return draws and draws._replace(rows=self.rows)
+    def draws_of_weight(self, draws: Draws) -> Draws:
         assert self.ends is not None
         first = torch.arange(len(self.ends), device=draws.place.device) * self.weight_rows
         place = draws.place + torch.stack((torch.zeros_like(first), first), -1)
@@ -134,8 +143,8 @@ def scales_of_groups(scale: Tensor | None, axis: int) -> Tensor | None:
     return scale.squeeze(axis) if scale.ndim == 3 else scale.T
 
 
-class Plain:
-    """The three GEMMs of a plain linear, with the interface of `Loop` and `Together`."""
+class ThreeGemms:
+    """The three GEMMs of a linear that has no experts; `Loop` and `Grouped` have those of experts."""
 
     def __init__(self, linear: Linear) -> None:
         self.linear = linear
@@ -159,7 +168,7 @@ class Plain:
         return wgrad_gemm(dh, x, self.linear, forward_weight, bounds)
 
 
-class Loop(Plain):
+class Loop(ThreeGemms):
     """The three GEMMs of experts, one expert after the other."""
 
     def __init__(self, linear: Linear, dispatch: Dispatch, weight_rows: int) -> None:
@@ -167,12 +176,14 @@ class Loop(Plain):
         ends, numbers = dispatch.ends_E.tolist(), random_rows(linear, dispatch)
         self.slices = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
         self.experts = [
-            Expert(linear.gemms, linear.random, None, None, None if numbers is None else numbers[rows], e * weight_rows)
+            OneExpert(
+                linear.gemms, linear.random, rows=None if numbers is None else numbers[rows], first=e * weight_rows
+            )
             for e, rows in enumerate(self.slices)
         ]
         self.left = len(dispatch.copies_N) - ends[-1]
 
-    def each(self) -> Iterator[tuple[int, slice, Expert]]:
+    def each(self) -> Iterator[tuple[int, slice, OneExpert]]:
         """Yield number, rows and linear of every expert."""
         return zip(range(len(self.experts)), self.slices, self.experts, strict=True)
 
@@ -193,14 +204,20 @@ class Loop(Plain):
         return torch.stack(parts)
 
 
-class Together(Plain):
+class Grouped(ThreeGemms):
     """The three GEMMs of experts, each as one grouped GEMM; the host never waits for the number of an expert's rows."""
 
     def __init__(self, linear: Linear, dispatch: Dispatch, weight_rows: int) -> None:
         ends = torch.cat((dispatch.ends_E[:-1], dispatch.ends_E.new_full((1,), len(dispatch.copies_N))))
-        rows = random_rows(linear, dispatch)
-        kernel, ends = linear.kernel, ends.to(torch.int32)
-        super().__init__(Grouped(linear.gemms, linear.random, None, kernel, rows, weight_rows, ends))
+        of_all = AllExperts(
+            linear.gemms,
+            linear.random,
+            kernel=linear.kernel,
+            rows=random_rows(linear, dispatch),
+            weight_rows=weight_rows,
+            ends=ends.to(torch.int32),
+        )
+        super().__init__(of_all)
 
     def forward_tokens(
         self, x_TI: Tensor, dispatch: Dispatch, weight: Tensor, dtype: torch.dtype, bounds: Bounds | None

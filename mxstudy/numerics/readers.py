@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mxstudy.config.casts import Gemms
 from mxstudy.numerics.dispatch import Dispatch, sum_of_copies, to_rows
-from mxstudy.numerics.experts import Loop, Plain, Together
+from mxstudy.numerics.experts import Grouped, Loop, ThreeGemms
 from mxstudy.numerics.gemms import Bounds, CastKernel, Linear, linear_of
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import (
@@ -164,12 +164,14 @@ def _read(
     return h
 
 
-def gemms_of(ctx: Any, weight: Tensor, keys: Tensor | None, places: Tensor | None, dispatch: Dispatch | None) -> Plain:
+def gemms_of(
+    ctx: Any, weight: Tensor, keys: Tensor | None, places: Tensor | None, dispatch: Dispatch | None
+) -> ThreeGemms:
     """Return the three GEMMs of a reader with these settings."""
     linear = linear_of(ctx.reads.gemms, keys, places, kernel=ctx.reads.kernel)
     if dispatch is None:
-        return Plain(linear)
-    return (Together if ctx.reads.is_grouped else Loop)(linear, dispatch, weight.shape[-2])
+        return ThreeGemms(linear)
+    return (Grouped if ctx.reads.is_grouped else Loop)(linear, dispatch, weight.shape[-2])
 
 
 class _Reader(torch.autograd.Function):
