@@ -32,7 +32,7 @@ from mxstudy.numerics.gemms import (
     wgrad_gemm,
 )
 from mxstudy.numerics.grid import to_dtype
-from mxstudy.numerics.grouped_gemm import grouped_mm, scaled_grouped_mm
+from mxstudy.numerics.grouped_gemm import grouped_mm, groups_of, scaled_grouped_mm
 from mxstudy.numerics.random_bits import CALL, Draws
 from mxstudy.numerics.scales import absmax_bits
 from mxstudy.reader import require
@@ -173,15 +173,14 @@ class Loop(ThreeGemms):
 
     def __init__(self, linear: Linear, dispatch: Dispatch, weight_rows: int) -> None:
         super().__init__(linear)
-        ends, numbers = dispatch.ends_E.tolist(), random_rows(linear, dispatch)
-        self.slices = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        self.slices, numbers = groups_of(dispatch.ends_E), random_rows(linear, dispatch)
         self.experts = [
             OneExpert(
                 linear.gemms, linear.random, rows=None if numbers is None else numbers[rows], first=e * weight_rows
             )
             for e, rows in enumerate(self.slices)
         ]
-        self.left = len(dispatch.copies_N) - ends[-1]
+        self.left = len(dispatch.copies_N) - self.slices[-1].stop
 
     def each(self) -> Iterator[tuple[int, slice, OneExpert]]:
         """Yield number, rows and linear of every expert."""

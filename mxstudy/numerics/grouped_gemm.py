@@ -17,13 +17,18 @@ from mxstudy.numerics.gemms import Operand, gemm
 GROUPED_BLOCKS = (16, 32, 64, 128)  # sizes of the blocks whose FP32 scales a grouped GEMM takes
 
 
+def groups_of(ends_E: Tensor) -> list[slice]:
+    """Return the slice of each group, from where each ends; the host waits for the device."""
+    ends = ends_E.tolist()
+    return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
 def _loop_of_products(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
     """Compute torch._grouped_mm: groups of a's rows times b's matrices, or groups of both contraction axes."""
-    ends = ends_E.tolist()
-    bounds = list(zip([0, *ends[:-1]], ends, strict=True))
+    groups = groups_of(ends_E)
     if b.ndim == 3:
-        return torch.cat([a[start:end] @ b[i] for i, (start, end) in enumerate(bounds)])
-    return torch.stack([a[:, start:end] @ b[start:end] for start, end in bounds])
+        return torch.cat([a[group] @ b[i] for i, group in enumerate(groups)])
+    return torch.stack([a[:, group] @ b[group] for group in groups])
 
 
 # On CPU it is an opaque operator: compiled, torch._grouped_mm takes no FP32, which operands have there.
@@ -64,30 +69,29 @@ def scaled_grouped_mm(
     shapes of a and b but for that axis, or None. No block lies in two groups. The kernel:
     `mxstudy.kernels.scaled_grouped_mm`.
     """
-    ends, columns = ends_E.tolist(), b.shape[-1]
-    of_rows, of_columns = (
-        None if s is None else s.expand(len(ends), size) for s, size in ((a_scales, len(a)), (b_scales, columns))
+    groups, columns, every = groups_of(ends_E), b.shape[-1], slice(None)
+    row_scales, column_scales = (
+        None if s is None else s.expand(len(groups), size) for s, size in ((a_scales, len(a)), (b_scales, columns))
     )
 
-    def of(scales: Tensor | None, *where: Any) -> Tensor | None:
+    def at(scales: Tensor | None, *where: Any) -> Tensor | None:
         return None if scales is None else scales[where]
 
-    def scaled(i: int, one: Tensor, other: Tensor, rows: slice, of_one: tuple[Any, ...], of_other: Any) -> Tensor:
-        left = Operand(one, of(of_rows, i, rows, None), of(a_blocks, *of_one), block_size)
-        right = Operand(other, of(of_columns, i), of(b_blocks, of_other), block_size)
-        return gemm(left, right, a.dtype)
+    def of_rows(i: int, group: slice) -> Tensor:
+        left = Operand(a[group], at(row_scales, i, group, None), at(a_blocks, group), block_size)
+        return gemm(left, Operand(b[i], at(column_scales, i), at(b_blocks, i), block_size), a.dtype)
 
-    def inside(i: int, group: slice) -> Tensor:
+    def of_contraction(i: int, group: slice) -> Tensor:
         if group.start == group.stop:
             return a.new_zeros(len(a), columns)
         size = block_size or 1  # without blocks nothing reads the slice
         blocks = slice(group.start // size, group.stop // size)
-        return scaled(i, a[:, group], b[group], slice(None), (slice(None), blocks), blocks)
+        left = Operand(a[:, group], at(row_scales, i, every, None), at(a_blocks, every, blocks), block_size)
+        return gemm(left, Operand(b[group], at(column_scales, i), at(b_blocks, blocks), block_size), a.dtype)
 
-    groups = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     if b.ndim == 3:
-        return torch.cat([scaled(i, a[rows], b[i], rows, (rows,), i) for i, rows in enumerate(groups)])
-    return torch.stack([inside(i, group) for i, group in enumerate(groups)])
+        return torch.cat([of_rows(i, group) for i, group in enumerate(groups)])
+    return torch.stack([of_contraction(i, group) for i, group in enumerate(groups)])
 
 
 @scaled_grouped_mm.register_fake
