@@ -119,7 +119,7 @@ def arms_of(device: torch.device, compiled: bool) -> dict[str, Loss]:
 def step(inputs: Inputs, loss_of: Loss) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss and its gradients with respect to x and the weight, as a training step needs them."""
     loss = loss_of(inputs)
-    dx_TI, dweight_VI = torch.autograd.grad(loss, (inputs.x_TI, inputs.weight_VI), ours.one(loss.device))
+    dx_TI, dweight_VI = torch.autograd.grad(loss, (inputs.x_TI, inputs.weight_VI), ours.unit_gradient(loss.device))
     return loss.detach(), dx_TI, dweight_VI
 
 

@@ -33,10 +33,10 @@ def linear_cross_entropy(
     """Return the sum of the tokens' cross-entropies in nats, over `divisor`: float32 [].
 
     Logits are x times weight transposed, rounded to x's dtype. The gradients are those of the result itself: if the
-    result is multiplied further, they are rounded once more. A backward that begins with `one` returns them unchanged.
-    Any other one reads and writes both once more, because only the GPU knows whether its factor is 1. A recipe that is
-    not empty takes all tokens as one chunk, because a scale or a random number may depend on all of them. `most`: the
-    elements of a chunk's logits, by default LOGITS_AT_ONCE.
+    result is multiplied further, they are rounded once more. A backward that begins with `unit_gradient` returns them
+    unchanged. Any other one reads and writes both once more, because only the GPU knows whether its factor is 1. A
+    recipe that is not empty takes all tokens as one chunk, because a scale or a random number may depend on all of
+    them. `most`: the elements of a chunk's logits, by default LOGITS_AT_ONCE.
     """
     size = tokens_at_once(linear, len(x_TI), len(weight_VI), most or LOGITS_AT_ONCE)
     return _LinearCrossEntropy.apply(x_TI, weight_VI, targets_T, linear, divisor, size, torch.is_grad_enabled())
@@ -81,14 +81,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         dx_TI, dweight_VI = ctx.saved_tensors
-        if dloss is not one(dloss.device):
+        if dloss is not unit_gradient(dloss.device):
             dx_TI, dweight_VI = dx_TI * dloss, dweight_VI * dloss
         return dx_TI, dweight_VI, None, None, None, None, None
 
 
 @functools.cache
-def one(device: torch.device) -> Tensor:
-    """Return 1, float32 [], always the same tensor, as the start of a backward: `loss.backward(one(loss.device))`."""
+def unit_gradient(device: torch.device) -> Tensor:
+    """Return 1, float32 [], always the same tensor: the gradient of a loss by itself, with which a backward begins."""
     return torch.ones((), device=device)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from mxstudy.blocks.linear_cross_entropy import linear_cross_entropy
-from mxstudy.blocks.linear_cross_entropy import one as one
+from mxstudy.blocks.linear_cross_entropy import unit_gradient as unit_gradient
 from mxstudy.compat.torch_modules import hooks_of
 from mxstudy.model.linear import MXLinear
 from mxstudy.reader import require
@@ -15,8 +15,8 @@ class Head(MXLinear):
     """A linear to the vocabulary: x [..., D] -> logits [..., V], or with targets int64 [...] to the loss, float32 [].
 
     The loss is the sum of the tokens' cross-entropies in nats over `divisor`; the logits of all tokens are then never
-    in memory at once. Raises ConfigError for a loss if a hook needs the logits. `hooks_of_sharding`: the hooks of FSDP,
-    which do not need them.
+    in memory at once. Its backward begins with `unit_gradient`. Raises ConfigError for a loss if a hook needs the
+    logits. `hooks_of_sharding`: the hooks of FSDP, which do not need them.
     """
 
     hooks_of_sharding: frozenset[int] = frozenset()

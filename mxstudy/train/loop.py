@@ -28,7 +28,7 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.model.describe_precision import describe
 from mxstudy.model.dropout import without_dropout
 from mxstudy.model.fused_block import recompute_mlps
-from mxstudy.model.head import one
+from mxstudy.model.head import unit_gradient
 from mxstudy.model.precision import apply_precision
 from mxstudy.model.random_streams import move_to, move_to_row
 from mxstudy.probes.base import Later, Probe, StepView, Values, values_of
@@ -142,7 +142,7 @@ def train_step(run: TrainingRun, step: int) -> StepView:
         run.mark("data")
         part = run.model(tokens_BT, targets_BT, run.tokens_per_step)
         run.mark("forward")
-        routed.with_loss(part, tokens_BT.numel() / run.tokens_per_step).backward(one(part.device))
+        routed.with_loss(part, tokens_BT.numel() / run.tokens_per_step).backward(unit_gradient(part.device))
         run.mark("backward")
         loss_sum += part.detach()
     loss, routing = sum_over_ranks(loss_sum), routed.over_ranks()
