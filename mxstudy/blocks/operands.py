@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mxstudy.blocks.plans import LinearPlan, OperandPlan, settings_of
-from mxstudy.config.casts import BlockCast, Cast
+from mxstudy.config.casts import BlockCast, Cast, gemm_of
 from mxstudy.kernels import absmax_any, cast_any, cast_any_both, cast_blocks, cast_both, cast_one
 from mxstudy.numerics.cast import outer_scale, scale_of_result
 from mxstudy.numerics.gathered_weight import GatheredWeight
@@ -50,7 +50,7 @@ def cast_operand(x: Tensor, linear: PlannedLinear, name: str, *, absmax: Tensor 
     assert how is not None
     signs = None
     if plan.transform is not None:
-        signs = signs_of(plan.transform, f"{name.partition('_')[0]}_transform", linear.random, x.device)
+        signs = signs_of(plan.transform, f"{gemm_of(name)}_transform", linear.random, x.device)
     draws = draws_of(linear.random, name, name) if how.draws else None
     if how.scale == "FP32":
         values, scales = cast_blocks(x, how, signs=signs, draws=draws, **parts)

@@ -117,7 +117,7 @@ def plan_of(gemms: Gemms, settings: BlockCast) -> LinearPlan:
 
 def plan_of_operand(gemms: Gemms, name: str, settings: BlockCast) -> OperandPlan:
     """Return the plan of one operand; the arguments are those of `plan_of`, and a name of OPERANDS."""
-    cast, transform = cast_and_transform(gemms, name)
+    cast, transform = gemms.cast_of(name), gemms.transform_of(name)
     axis, round_first = -1 if name in ALONG_COLUMNS else -2, name.endswith("_w")
     is_plain = transform is None and (cast is None or not any(PLAIN.lacked_in(cast)))
     plain = (BlockCast() if cast is None else settings_of(cast)) if is_plain else None
@@ -135,11 +135,6 @@ def plan_of_operand(gemms: Gemms, name: str, settings: BlockCast) -> OperandPlan
     )
 
 
-def cast_and_transform(gemms: Gemms, name: str) -> tuple[Cast | None, Hadamard | None]:
-    """Return an operand's cast and the transform of its GEMM."""
-    return getattr(gemms, name), getattr(gemms, f"{name.partition('_')[0]}_transform")
-
-
 def shares_absmax(gemms: Gemms, name: str) -> bool:
     """Return whether that operand, which is along the rows, and the other one of its tensor share one absmax.
 
@@ -148,14 +143,14 @@ def shares_absmax(gemms: Gemms, name: str) -> bool:
     """
     if name not in ALONG_COLUMNS:
         return False
-    (row, of_row), (column, of_column) = (cast_and_transform(gemms, one) for one in (name, ALONG_COLUMNS[name]))
+    both = name, ALONG_COLUMNS[name]
+    row, column = map(gemms.cast_of, both)
     return (
         row is not None
         and column is not None
         and row.outer_scale == column.outer_scale == "tensor"
         and row.pre_round == column.pre_round
-        and of_row is None
-        and of_column is None
+        and not any(map(gemms.transform_of, both))
     )
 
 

@@ -240,9 +240,19 @@ class Gemms:
             if (cast := getattr(self, name)) is not None:
                 yield name, cast
 
-    def format(self, name: str) -> str | None:
+    def cast_of(self, operand: str) -> Cast | None:
+        """Return the cast of this operand, or None if it is not quantised."""
+        cast: Cast | None = getattr(self, operand)
+        return cast
+
+    def transform_of(self, operand: str) -> Hadamard | None:
+        """Return the transform of the GEMM that this operand belongs to, or None."""
+        transform: Hadamard | None = getattr(self, f"{gemm_of(operand)}_transform")
+        return transform
+
+    def format(self, operand: str) -> str | None:
         """Return the element format of this operand, or None if it is not quantised."""
-        cast: Cast | None = getattr(self, name)
+        cast = self.cast_of(operand)
         return None if cast is None else cast.format
 
     @property
@@ -274,6 +284,11 @@ class Gemms:
             except ConfigError as error:
                 raise ConfigError(f"{name}.{error}") from None
         return replace(self, **casts)
+
+
+def gemm_of(operand: str) -> str:
+    """Return the GEMM that this operand belongs to: forward, dgrad or wgrad."""
+    return operand.partition("_")[0]
 
 
 FORWARD_OF = {"dgrad_w": "forward_w", "wgrad_x": "forward_x"}  # the operand that `source: forward` quantises again

@@ -94,7 +94,7 @@ def check_all_gather(model: Decoder, ranks: int) -> dict[str, Width]:
 def why_not_gathered(gemms: Gemms) -> str | None:
     """Return why ranks cannot gather a weight as that recipe's operands, or None if they can."""
     for operand in WEIGHT_AXES:
-        if getattr(gemms, operand) is None:
+        if gemms.cast_of(operand) is None:
             return f"{operand} is not quantised"
     of_weights = Gemms(
         **{name: getattr(gemms, name) for name in (*WEIGHT_AXES, "forward_transform", "dgrad_transform")}

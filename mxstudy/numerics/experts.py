@@ -91,15 +91,15 @@ class AllExperts(DispatchedLinear):
         after: Tensor | None = None,
     ) -> Operand:
         """Return the operand as `Linear` does. A scale of a whole tensor is that of each expert, [E, 1, 1]."""
-        found, cast = super().operand(x, name, axis, dtype, bounds, after), getattr(self.gemms, name)
-        if found.scale is None or cast.outer_scale != "tensor" or x.ndim == 3:
+        found, cast = super().operand(x, name, axis, dtype, bounds, after), self.gemms.cast_of(name)
+        if found.scale is None or cast is None or cast.outer_scale != "tensor" or x.ndim == 3:
             return found
         rows_a_scale = len(x) // len(found.scale)
         return replace(found, scale=found.scale[self.first_rows // rows_a_scale][:, None])
 
     def bound(self, x: Tensor, name: str, bounds: Bounds | None) -> Tensor | None:
         """Return the bound as `Linear` does, or the absmax of the expert of each row, or block of rows: [blocks, 1]."""
-        cast: Cast | None = getattr(self.gemms, name)
+        cast = self.gemms.cast_of(name)
         bound = super().bound(x, name, bounds)
         if bound is not None or cast is None or cast.outer_scale == "none" or x.ndim == 3:
             return bound

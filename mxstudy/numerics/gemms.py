@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mxstudy.config.casts import Cast, Gemms, Hadamard
+from mxstudy.config.casts import Cast, Gemms, Hadamard, gemm_of
 from mxstudy.numerics.cast import is_of_several, outer_scale_of, quantize_as
 from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.gathered_weight import GatheredWeight
@@ -203,9 +203,9 @@ class Linear:
         `after`: a tensor that must exist before the operand is made. Otherwise a compiler would make it early, because
         x exists long before.
         """
-        x, cast = self.rotated(x, name.partition("_")[0], axis), getattr(self.gemms, name)
-        is_cast = cast is not None and not isinstance(x, GatheredWeight)
-        if self.kernel is not None and is_cast and dtype == torch.bfloat16:
+        x, cast = self.rotated(x, gemm_of(name), axis), self.gemms.cast_of(name)
+        is_gathered = isinstance(x, GatheredWeight)
+        if self.kernel is not None and cast is not None and not is_gathered and dtype == torch.bfloat16:
             return Operand(to_dtype(self.kernel(x, cast, axis, after), gemm_dtype(x, dtype)))
         return operand(x, cast, axis, dtype, self.draws(name), self.bound(x, name, bounds), self.decode)
 
@@ -244,7 +244,7 @@ class Linear:
         A tile of wgrad's transform mixes elements of several tokens, whose bounds are independent, so it multiplies the
         bound by up to the root of its size.
         """
-        cast: Cast | None = getattr(self.gemms, name)
+        cast = self.gemms.cast_of(name)
         if bounds is None or cast is None or cast.outer_scale != "bound":
             return None
         if name == "forward_x":
@@ -260,7 +260,7 @@ class Linear:
 
     def draws(self, name: str) -> Draws | None:
         """Return the source of that operand's random numbers, or None if its cast needs none."""
-        cast: Cast | None = getattr(self.gemms, name)
+        cast = self.gemms.cast_of(name)
         return draws_of(self.random, name, name) if cast is not None and is_random(cast) else None
 
 
@@ -325,7 +325,7 @@ def through_forward(
     `is_rotated`: the gradient is that of x under the forward's transform. With `mask_clipped` it is 0 where x was
     clipped.
     """
-    cast: Cast | None = getattr(linear.gemms, name)
+    cast = linear.gemms.cast_of(name)
     masks = cast is not None and cast.mask_clipped
     dtype = gradient.dtype
     if masks:

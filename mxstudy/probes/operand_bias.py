@@ -43,7 +43,7 @@ def of_each_operand(
     plan = [linear.gemms for linear in linears]
     groups: dict[tuple[Gemms, ...], list[str]] = defaultdict(list)
     for operand in OPERANDS:
-        if any(getattr(gemms, operand) is not None for gemms in plan):
+        if any(gemms.cast_of(operand) is not None for gemms in plan):
             groups[tuple(with_casts(gemms, read_by(gemms, operand)) for gemms in plan)].append(operand)
     found = {}
     for without, operands in groups.items():
@@ -58,7 +58,7 @@ def of_each_operand(
 
 def read_by(gemms: Gemms, operand: str) -> set[str]:
     """Return the forward operand that the operand is made from in this recipe, as a set of one name, or none."""
-    cast = getattr(gemms, operand)
+    cast = gemms.cast_of(operand)
     return {FORWARD_OF[operand]} if cast is not None and cast.source == "forward" else set()
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy.blocks.plans import PLAIN, settings_of
-from mxstudy.config.casts import Cast
+from mxstudy.config.casts import Cast, gemm_of
 from mxstudy.kernels.cast_counts import CastCounts, cast_counts, qualities
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import Sources
@@ -112,12 +112,12 @@ def operand_sources(of: Sources, dh_TO: Tensor) -> Iterator[tuple[str, OperandSo
     """
     arithmetic = of.linear
     for operand, (source, axis) in QUANTISED_FROM.items():
-        cast: Cast | None = getattr(arithmetic.gemms, operand)
+        cast = arithmetic.gemms.cast_of(operand)
         if cast is not None:
             x = dh_TO if source == "dh_TO" else getattr(of, source)
             if cast.source == "forward":
                 x = forward_cast(operand, of)
-            x = arithmetic.rotated(x, operand.partition("_")[0], axis)
+            x = arithmetic.rotated(x, gemm_of(operand), axis)
             bound = arithmetic.bound(x, operand, of.bounds)
             yield operand, OperandSource(x, cast, axis, arithmetic.draws(operand), bound)
 

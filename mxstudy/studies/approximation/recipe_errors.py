@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from mxstudy.config import Approximation
-from mxstudy.config.casts import TRANSFORMS, Gemms, Hadamard
+from mxstudy.config.casts import TRANSFORMS, Gemms
 from mxstudy.data.distributions import Sampler, gaussian, laplace, with_outliers
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.precision import Origin, check_precision, check_tokens
@@ -80,7 +80,7 @@ def errors(
 
 def size_of_transform(gemms: Gemms, operand: str) -> int:
     """Return the size of the transform of the operand's GEMM, or 0."""
-    transform: Hadamard | None = getattr(gemms, f"{operand.partition('_')[0]}_transform")
+    transform = gemms.transform_of(operand)
     return transform.size if transform else 0
 
 
