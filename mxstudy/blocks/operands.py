@@ -19,7 +19,7 @@ from mxstudy.kernels import absmax_any, cast_any, cast_any_both, cast_blocks, ca
 from mxstudy.numerics.cast import outer_scale, scale_of_result
 from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.gemms import Operand
-from mxstudy.numerics.random_bits import Random, draws_of, signs_of
+from mxstudy.numerics.random_bits import Random, draws_of_operand, signs_of
 
 
 class PlannedLinear(NamedTuple):
@@ -51,7 +51,7 @@ def cast_operand(x: Tensor, linear: PlannedLinear, name: str, *, absmax: Tensor 
     signs = None
     if plan.transform is not None:
         signs = signs_of(plan.transform, f"{gemm_of(name)}_transform", linear.random, x.device)
-    draws = draws_of(linear.random, name, name) if how.draws else None
+    draws = draws_of_operand(linear.random, name) if how.draws else None
     if how.scale == "FP32":
         values, scales = cast_blocks(x, how, signs=signs, draws=draws, **parts)
         return Operand(values, None, scales, how.block_size)

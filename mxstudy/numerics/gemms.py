@@ -29,7 +29,7 @@ from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.quantized import Quantized
-from mxstudy.numerics.random_bits import Draws, Random, draws_of, signs_of
+from mxstudy.numerics.random_bits import Draws, Random, draws_of_operand, signs_of
 from mxstudy.numerics.transforms import hadamard
 from mxstudy.reader import require
 
@@ -261,7 +261,7 @@ class Linear:
     def draws(self, name: str) -> Draws | None:
         """Return the source of that operand's random numbers, or None if its cast needs none."""
         cast = self.gemms.cast_of(name)
-        return draws_of(self.random, name, name) if cast is not None and is_random(cast) else None
+        return draws_of_operand(self.random, name) if cast is not None and is_random(cast) else None
 
 
 def forward_gemm(

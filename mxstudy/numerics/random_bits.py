@@ -139,7 +139,7 @@ def thresholds_of(words: Tensor, bits: int) -> Tensor:
 
 STREAMS = (*OPERANDS, *TRANSFORMS)  # the random streams of a linear; each has its own key
 CALL, STEP, SEED = range(3)  # rows of Random.places: numbers are new for each micro-batch, for each step, or never
-PLACES = {"call": CALL, "step": STEP, "seed": SEED} | {name: STEP if name.endswith("_w") else CALL for name in OPERANDS}
+PLACE_OF_SIGNS = {"call": CALL, "step": STEP, "seed": SEED}  # by `Hadamard.signs`
 
 
 class Random(NamedTuple):
@@ -153,11 +153,16 @@ class Random(NamedTuple):
     places: Tensor
 
 
-def draws_of(random: Random | None, stream: str, place: str) -> Draws:
-    """Return the draws of that stream at that place. Raises ConfigError without a source of random numbers."""
+def draws_of_operand(random: Random | None, operand: str) -> Draws:
+    """Return the draws of an operand's rounding; those of a weight are the same in all micro-batches of a step."""
+    return draws_of(random, operand, STEP if operand.endswith("_w") else CALL)
+
+
+def draws_of(random: Random | None, stream: str, place: int) -> Draws:
+    """Return the draws of a stream at a place: CALL, STEP or SEED. Raises ConfigError without a source of them."""
     require(random is not None, f"{stream}: it takes random numbers, and there is no seed; give the linear one")
     assert random is not None
-    return Draws(random.keys[STREAMS.index(stream)], random.places[PLACES[place]])
+    return Draws(random.keys[STREAMS.index(stream)], random.places[place])
 
 
 def signs_of(transform: Hadamard, stream: str, random: Random | None, device: torch.device) -> Tensor | None:
@@ -166,7 +171,7 @@ def signs_of(transform: Hadamard, stream: str, random: Random | None, device: to
         return written_signs(transform.vector, device)
     if transform.signs == "none":
         return None
-    return random_signs(draws_of(random, stream, transform.signs), transform.size)
+    return random_signs(draws_of(random, stream, PLACE_OF_SIGNS[transform.signs]), transform.size)
 
 
 @constant
