@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, library
 
-from mxstudy.numerics.cast import Quantized
 from mxstudy.numerics.formats import FORMATS
+from mxstudy.numerics.quantized import Quantized
 
 TILE = 4096
 

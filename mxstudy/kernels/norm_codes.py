@@ -18,9 +18,10 @@ from mxstudy.kernels.operators import (
     launch,
 )
 from mxstudy.kernels.packing import pack_fields, unpack
-from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, check_nvfp4, check_tensor_scale
+from mxstudy.numerics.cast import BlockCast, block_cast, check_nvfp4, check_tensor_scale
 from mxstudy.numerics.formats import FORMATS, look_up
 from mxstudy.numerics.norm_linear import normalize, rms_estimate, rms_exact
+from mxstudy.numerics.quantized import Quantized
 from mxstudy.reader import require
 
 CODED = ("E4M3", "E5M2", "E2M1", "NVFP4")  # formats whose codes are whole or half bytes

@@ -19,8 +19,7 @@ from torch import Tensor
 from mxstudy.config.casts import BlockCast, Cast
 from mxstudy.numerics.formats import CODE_BUMP, FORMATS, ROUNDINGS, SCALE_RULES, ElementFormat, is_random, look_up
 from mxstudy.numerics.grid import encode, round_to_bf16_away, round_to_grid, to_dtype
-from mxstudy.numerics.quantized import CODE_DTYPES as CODE_DTYPES
-from mxstudy.numerics.quantized import Quantized as Quantized
+from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.random_bits import Draws, thresholds
 from mxstudy.numerics.scales import (
     E4M3,
@@ -36,8 +35,6 @@ from mxstudy.numerics.scales import (
     scale_codes,
 )
 from mxstudy.numerics.tiles import Tiles
-from mxstudy.numerics.tiles import join_blocks as join_blocks
-from mxstudy.numerics.tiles import split_blocks as split_blocks
 from mxstudy.reader import ConfigError, require
 
 QUANTIZABLE = (torch.float32, torch.bfloat16, torch.float16)

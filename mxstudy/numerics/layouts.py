@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mxstudy.numerics.cast import Quantized, block_size_of, quantize
+from mxstudy.numerics.cast import block_size_of, quantize
+from mxstudy.numerics.quantized import Quantized
 from mxstudy.reader import ConfigError, require
 
 SCALE_DTYPES = (torch.uint8, torch.float8_e8m0fnu, torch.float8_e4m3fn)  # one byte each

@@ -22,10 +22,12 @@ from torch import Tensor
 from mxstudy.compat.torch_compiler import constant
 from mxstudy.config.casts import Gemms
 from mxstudy.config.model import check_exponent
-from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
+from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.gemms import Bounds, CastKernel, Decode, Linear, dgrad_gemm, forward_gemm, linear_of, wgrad_gemm
 from mxstudy.numerics.grid import to_dtype
+from mxstudy.numerics.quantized import Quantized
+from mxstudy.numerics.tiles import split_blocks
 from mxstudy.reader import ConfigError, require
 
 

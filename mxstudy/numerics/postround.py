@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from mxstudy.compat.torch_compiler import constant
-from mxstudy.numerics.cast import BlockCast, split_blocks
+from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import SCALE_RULES, ElementFormat, look_up, look_up_mx
 from mxstudy.numerics.grid import EXPONENT_MASK, MANTISSA_BITS, MANTISSA_MASK, to_dtype
 from mxstudy.numerics.scales import absmax_bits, decode_scales, scale_codes
+from mxstudy.numerics.tiles import split_blocks
 
 TABLE_BITS = 8  # upper mantissa bits that index the table: 256 intervals
 

@@ -18,10 +18,11 @@ from mxstudy.distributed import whole
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.vector_settings import norms_of
-from mxstudy.numerics.cast import block_cast, join_blocks, pre_rounded, split_blocks
+from mxstudy.numerics.cast import block_cast, pre_rounded
 from mxstudy.numerics.formats import CODE_BUMP, ROUNDINGS
 from mxstudy.numerics.gaussian_bins import gaussian_last_bin
 from mxstudy.numerics.quality import is_max, overflows
+from mxstudy.numerics.tiles import join_blocks, split_blocks
 from mxstudy.probes.base import ScheduledProbe, StepView, Values
 
 PAPERS_RULE = "floor"  # the scale rule by which the instability paper counts; with rceil and ceil nothing overflows

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from reference import ELEMENTS, ROUNDINGS, SCALE_RULES, Array, decode_element, dequantize_array, quantize_array
 
 from mxstudy.numerics import fake_quantize, quantize
-from mxstudy.numerics.cast import Quantized
+from mxstudy.numerics.quantized import Quantized
 
 FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}

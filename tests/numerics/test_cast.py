@@ -22,8 +22,8 @@ from reference import (
 )
 
 from mxstudy.numerics import FORMATS, quantize
-from mxstudy.numerics.cast import Quantized
 from mxstudy.numerics.grid import encode
+from mxstudy.numerics.quantized import Quantized
 
 # --------------------------------------------------------------------------------------------- formats and encodings
 

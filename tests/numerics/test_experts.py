@@ -15,10 +15,11 @@ from mxstudy.blocks.operands import plain_operand
 from mxstudy.config.casts import OPERANDS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.config.recipes import PRECISIONS
 from mxstudy.numerics import gemms as gemms_of_a_linear
-from mxstudy.numerics.cast import Quantized, quantize_as
+from mxstudy.numerics.cast import quantize_as
 from mxstudy.numerics.dispatch import Dispatch, dispatch_of, sum_of_copies
 from mxstudy.numerics.gemms import CastKernel, Linear, mx_linear
 from mxstudy.numerics.norm_linear import NormBounds
+from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.random_bits import STREAMS, Random, stream_key
 from mxstudy.numerics.readers import NormOutput, read_norm, read_rows
 

@@ -13,7 +13,7 @@ from reference import ELEMENTS, dequantize_array, quantize_array, round_to, to_d
 from reference_float_scales import tensor_cast_array
 
 from mxstudy.numerics import FORMATS, quantize
-from mxstudy.numerics.cast import CODE_DTYPES, BlockCast, Quantized, block_cast
+from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.grid import (
     decode,
     encode,
@@ -23,6 +23,7 @@ from mxstudy.numerics.grid import (
     round_to_grid,
     unpack_pairs,
 )
+from mxstudy.numerics.quantized import CODE_DTYPES, Quantized
 from mxstudy.reader import ConfigError
 
 # -------------------------------------------------------------------------------------------------------------- codes

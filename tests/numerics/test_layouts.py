@@ -11,8 +11,8 @@ import torch
 from each import each
 
 from mxstudy.numerics import FORMATS, quantize
-from mxstudy.numerics.cast import Quantized
 from mxstudy.numerics.layouts import columnwise, rowwise, swizzle_scales, unswizzle_scales
+from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.scales import scale_codes
 from mxstudy.reader import ConfigError
 

@@ -14,7 +14,8 @@ from reference import ELEMENTS, to_dtype
 from reference_float_scales import nvfp4_array, nvfp4_dequantize_array
 
 from mxstudy.numerics import fake_quantize, quantize
-from mxstudy.numerics.cast import BlockCast, Quantized, block_cast
+from mxstudy.numerics.cast import BlockCast, block_cast
+from mxstudy.numerics.quantized import Quantized
 from mxstudy.reader import ConfigError
 
 Scales = float | np.ndarray | None
