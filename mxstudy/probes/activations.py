@@ -25,15 +25,16 @@ from mxstudy.kernels.operators import BLOCK_SIZES
 from mxstudy.model.linear import NormLinear
 from mxstudy.model.moe import ExpertNormLinear
 from mxstudy.model.norm import Norm, Output, kernel_norm, why_no_kernel_norm
+from mxstudy.numerics.grid import MAGNITUDE_MASK, MANTISSA_BITS, MANTISSA_MASK
 from mxstudy.numerics.norm_linear import center, row_mean
 from mxstudy.probes.base import Later, ScheduledProbe, StepView, Values
 from mxstudy.probes.compiled import on_gpu_compiled
 from mxstudy.probes.histogram_bins import BINS_PER_OCTAVE, FINITE_EDGES, SMALLEST_EXPONENT
 
-MANTISSA_BITS, MANTISSA, MAGNITUDE, BIAS = 23, 0x7FFFFF, 0x7FFFFFFF, 127  # of float32
+EXPONENT_BIAS = 127  # of float32
 # Mantissas where an octave's bins begin, except the first bin, which begins with the octave.
 BIN_MANTISSAS = [
-    int(np.float32(2 ** (k / BINS_PER_OCTAVE)).view(np.int32)) & MANTISSA for k in range(1, BINS_PER_OCTAVE)
+    int(np.float32(2 ** (k / BINS_PER_OCTAVE)).view(np.int32)) & MANTISSA_MASK for k in range(1, BINS_PER_OCTAVE)
 ]
 BINS = Bins(SMALLEST_EXPONENT, BINS_PER_OCTAVE, FINITE_EDGES, tuple(BIN_MANTISSAS))
 
@@ -46,9 +47,9 @@ def bins_of(x: Tensor) -> Tensor:
     """
     bits = x.float().view(torch.int32)
     is_negative = bits < 0
-    magnitude = (bits & MAGNITUDE) - is_negative.int()
-    octave = (magnitude >> MANTISSA_BITS) - BIAS - SMALLEST_EXPONENT
-    within = sum((magnitude & MANTISSA >= start).int() for start in BIN_MANTISSAS)
+    magnitude = (bits & MAGNITUDE_MASK) - is_negative.int()
+    octave = (magnitude >> MANTISSA_BITS) - EXPONENT_BIAS - SMALLEST_EXPONENT
+    within = sum((magnitude & MANTISSA_MASK >= start).int() for start in BIN_MANTISSAS)
     from_middle = (BINS_PER_OCTAVE * octave + within + 1).clamp(0, FINITE_EDGES)
     return FINITE_EDGES + torch.where(is_negative, -from_middle, from_middle)
 
