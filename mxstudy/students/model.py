@@ -274,34 +274,30 @@ class ResidualMLP(nn.Module):
             x = layer(x)
         return x.to(FP32)
 
+    @property
+    def blocks(self) -> list[StudentBlock]:
+        return [typing.cast(StudentBlock, layer) for layer in self.layers]
+
     def use_kernels(self) -> None:
         """Call `StudentBlock.use_kernels` on every block."""
-        for layer in self.layers:
-            typing.cast(StudentBlock, layer).use_kernels()
+        for block in self.blocks:
+            block.use_kernels()
 
     def hold(self) -> dict[Tensor, Held]:
         """Call `StudentBlock.hold` on every block, and return {weight: operands} of all blocks."""
-        return {
-            weight: operand
-            for layer in self.layers
-            for weight, operand in typing.cast(StudentBlock, layer).hold().items()
-        }
+        return {weight: operands for block in self.blocks for weight, operands in block.hold().items()}
 
     def sharing(self, fused: bool = False) -> ResidualMLP:
         """Return a copy that shares the parameters and casts them in every forward.
 
         Its blocks run module by module, or with `fused` as this model's blocks do.
         """
-        held = [
-            operand
-            for layer in self.layers
-            for operands in typing.cast(StudentBlock, layer).held or ()
-            for operand in operands[:2]
-        ]
+        held = [tensor for block in self.blocks for each in block.held or () for tensor in (each.forward, each.dgrad)]
         shared = copy.deepcopy(self, {id(tensor): tensor for tensor in [*self.parameters(), *held]})
-        for module in shared.layers:
-            layer = typing.cast(StudentBlock, module)
-            layer.fused, layer.held = layer.fused if fused else None, None
+        for block in shared.blocks:
+            block.held = None
+            if not fused:
+                block.fused = None
         return shared
 
     @torch.no_grad()

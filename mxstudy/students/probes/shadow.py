@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from mxstudy.config.casts import Gemms
 from mxstudy.model.linear import MXLinear, NormLinear
-from mxstudy.model.modules import modules_of
 from mxstudy.numerics.norm_linear import affine
-from mxstudy.students.model import VECTOR_OPS, ResidualMLP, StudentBlock
+from mxstudy.students.model import VECTOR_OPS, ResidualMLP
 
 FP32_OPS = VECTOR_OPS["fp32"]
 
@@ -40,7 +39,7 @@ def in_fp32(model: ResidualMLP) -> ResidualMLP:
     """
     shadow = model.sharing()
     shadow.ops = FP32_OPS
-    for block in modules_of(shadow, StudentBlock).values():
+    for block in shadow.blocks:
         block.ops = FP32_OPS
     for module in shadow.modules():
         if isinstance(module, MXLinear):
@@ -58,7 +57,7 @@ def smooth_forward(model: ResidualMLP, x_STD: Tensor) -> Tensor:
     """
     replicas = next(model.parameters()).shape[:-2]
     x = x_STD.expand(*replicas, *x_STD.shape[-2:])
-    for block in modules_of(model, StudentBlock).values():
+    for block in model.blocks:
         if block.attention is not None:
             qkv = smooth_linear(block.attention.qkv, x)
             y = block.attention.attend(qkv, lambda a, b: a @ b.mT, FP32_OPS.activation)
