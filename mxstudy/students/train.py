@@ -48,7 +48,7 @@ def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:
         checkpoints = Checkpoints(folder.checkpoints, fingerprint, plain(config), keep_last)
         latest = checkpoints.latest()
         start = checkpoints.load(latest, tensors(), older_lack=PROBE) if latest else 0
-        plan, replicas = plan_of(stack, start), len(config.replicas)
+        plan, replicas = set_precision(stack, start), len(config.replicas)
         parameters = sum(p.numel() for p in stack.model.parameters()) // replicas
         described = describe(stack.model, plan["precision"])
         print(f"{replicas} replicas of {parameters:,} parameters on {device}\n{described}", flush=True)
@@ -62,7 +62,7 @@ def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:
     return state
 
 
-def plan_of(stack: Stack, step: int) -> Row:
+def set_precision(stack: Stack, step: int) -> Row:
     """Set casts and backends to those of this step. Return the journal's row: {linear: recipe}, {block: backend}."""
     return {"precision": stack.set_precision(step), "backends": backends_of(stack.model)}
 
@@ -92,7 +92,7 @@ def train(probes: StackProbes, start: int, recorder: StackRecorder, leave: Leave
     step, steps, starts = start, config.train.steps, [row.from_step for row in config.precision.schedule]
     while step < steps:
         if step in starts and step > start:
-            recorder.record({"step": step} | plan_of(stack, step))
+            recorder.record({"step": step} | set_precision(stack, step))
         for row in probes.measure(step):
             recorder.record(row)
         first, stop, began_s = step, next_stop(config, step), time.perf_counter()
