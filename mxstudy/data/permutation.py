@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 FEISTEL_ROUNDS = 6
+SPLITMIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the increment and factors of `mix`
 
 
 def permute(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.ndarray:
@@ -33,7 +34,8 @@ def feistel(value: np.ndarray, half_bits: int, key: np.ndarray) -> np.ndarray:
 
 def mix(x: np.ndarray) -> np.ndarray:
     """Apply SplitMix64's step and finaliser (Steele, Lea, Flood, 2014): a bijection of uint64, modulo 2**64."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    increment, first, second = map(np.uint64, SPLITMIX)
+    x = x + increment
+    x = (x ^ (x >> np.uint64(30))) * first
+    x = (x ^ (x >> np.uint64(27))) * second
     return x ^ (x >> np.uint64(31))

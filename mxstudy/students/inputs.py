@@ -1,7 +1,7 @@
 """Draw N(0, 1) as a pure function of (seed, stream, step, index): without state, on any device, in a CUDA graph.
 
-The bits come from a counter that is mixed (SplitMix64, as in `batches`), not from a sequence, so a step does not depend
-on earlier steps, and two shapes have the same numbers at the same indices.
+The bits come from a counter that is mixed (SplitMix64, as in `mxstudy.data.permutation`), not from a sequence, so a
+step does not depend on earlier steps, and two shapes have the same numbers at the same indices.
 """
 
 from __future__ import annotations
@@ -14,19 +14,11 @@ import torch
 from torch import Tensor
 
 from mxstudy.compat.torch_compiler import constant
-from mxstudy.data.permutation import mix
+from mxstudy.data.permutation import SPLITMIX, mix
 from mxstudy.reader import require
 
 STREAMS = ("inputs", "noise", "validation", "own_noise", "disk_noise")  # of one seed; the position here enters the key
-LABEL_STD = 0.005  # instability paper's public code
-INCREMENT, FIRST, SECOND = (
-    int(np.uint64(x).astype(np.int64))
-    for x in (
-        0x9E3779B97F4A7C15,
-        0xBF58476D1CE4E5B9,
-        0x94D049BB133111EB,
-    )
-)
+INCREMENT, FIRST, SECOND = (int(np.uint64(x).astype(np.int64)) for x in SPLITMIX)
 
 
 def gaussian_samples(
@@ -57,7 +49,7 @@ def key(seed: int, stream: str) -> int:
 
 
 def mix_bits(x: Tensor) -> Tensor:
-    """Return `batches.mix` computed in int64: sums and products wrap as in uint64, and right shifts are masked."""
+    """Return `permutation.mix` computed in int64: sums and products wrap as in uint64, and right shifts are masked."""
     x = x + INCREMENT
     x = (x ^ shift_right(x, 30)) * FIRST
     x = (x ^ shift_right(x, 27)) * SECOND
@@ -81,8 +73,8 @@ def label_noise(
     batch_size: int,
     hidden_size: int,
     device: torch.device,
-    std: float = LABEL_STD,
-    stream: str = "noise",
+    std: float,
+    stream: str,
 ) -> Tensor:
     """Return the noise added to the teacher's output, [T, D] float32, the same for all replicas of a stack."""
     return std * gaussian_samples(data_seed, stream, step, (batch_size, hidden_size), device)

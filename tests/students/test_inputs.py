@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from mxstudy.config import StudentTeacher
 from mxstudy.data.permutation import mix
 from mxstudy.reader import ConfigError
 from mxstudy.students.inputs import STREAMS, gaussian_samples, label_noise, mix_bits, student_inputs
@@ -56,9 +57,9 @@ def test_a_smaller_batch_is_the_beginning_of_a_larger() -> None:
 
 
 def test_label_noise_has_the_deviation_of_the_papers_code() -> None:
-    noise = label_noise(0, 0, 256, 256, CPU)
+    noise = label_noise(0, 0, 256, 256, CPU, StudentTeacher.label_noise, "noise")
     assert noise.std().item() == pytest.approx(0.005, rel=0.02)
-    assert torch.equal(label_noise(0, 0, 256, 256, CPU, std=0.01), 2 * noise)
+    assert torch.equal(label_noise(0, 0, 256, 256, CPU, 0.01, "noise"), 2 * noise)
     assert noise.dtype == student_inputs(0, 0, 4, 4, CPU).dtype == torch.float32
 
 
