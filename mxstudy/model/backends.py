@@ -1,9 +1,9 @@
 """Choose the backend that computes each block from config, model and device, set it up, and describe the choice.
 
-    fused       kernels between GEMMs, casts in them;     native      the hardware's MX GEMM, module by module
-                for a head: casts by kernels
-    grouped     all experts in one GEMM, plain casts      reference   module by module, expert by expert, in PyTorch:
-                by kernels on a GPU                                   the arithmetic that the others are compared with
+    native      the hardware's MX GEMM, module by module
+    fused       kernels between GEMMs, which also cast; for a head: kernels that cast alone
+    grouped     all experts in one GEMM; on a GPU kernels do the plain casts
+    reference   module by module, expert by expert, in PyTorch: the arithmetic that the others are compared with
 
 All backends compute the same values, but each may sum in its own order: on a GPU, and on a CPU in the backward of a
 Hadamard transform along the tokens. A backend lists what it can compute; anything else is a reason not to use it.
@@ -23,7 +23,7 @@ from mxstudy.blocks.plans import ALONE
 from mxstudy.config.casts import Gemms
 from mxstudy.config.precision_plan import EARLIER_BACKENDS
 from mxstudy.kernels.native import why_not_native
-from mxstudy.model.fusable import Backend, Fusable, Target, is_plain, linears_in
+from mxstudy.model.fusable import Backend, Fusable, Target, is_unquantised, linears_in
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.modules import modules_of
 from mxstudy.model.moe import mixtures_of, why_not_one_gemm
@@ -77,8 +77,8 @@ def choose(name: str, module: nn.Module, backend: str, target: Target) -> Backen
         reason = reasons[backend]
         if reason is None:
             return Backend(backend, left_to_reference=left_of(module, backend))
-        is_head = backend == "fused" and isinstance(module, MXLinear)  # one without kernels keeps no block from them
-        if is_plain(module) or is_head:
+        is_head = backend == "fused" and isinstance(module, MXLinear)
+        if is_unquantised(module) or is_head:  # it stays on the reference; other parts do not
             return Backend("reference", reason)
         raise ConfigError(
             f"precision.backend: {backend} cannot run {name}: {reason}; reference runs everywhere, and auto chooses "

@@ -54,7 +54,7 @@ def linears_in(module: nn.Module) -> list[MXLinear]:
     return list(modules_of(module, MXLinear).values())
 
 
-def is_plain(module: nn.Module) -> bool:
+def is_unquantised(module: nn.Module) -> bool:
     """Return whether none of the module's linears is quantised."""
     return all(linear.gemms == Gemms() for linear in linears_in(module))
 
