@@ -96,9 +96,8 @@ def activation_cast_both(
     `gate_dtype`, `dtype`: bf16 to round phi(gate) and z to it, float32 for no rounding. Raises ConfigError for an
     unknown activation, for h that is not bf16, and as `checked_casts` does.
     """
-    known = checked(h, activation)
-    rounded = pack_fields(Rounded, *known, BF16 in (gate_dtype, dtype), dtype == BF16)
-    return _activation_cast_both(h, rounded, checked_casts(output_shape(h, known.gated), row, column, cast))
+    packed, shape = checked(h, activation, gate_dtype, dtype)
+    return _activation_cast_both(h, packed, checked_casts(shape, row, column, cast))
 
 
 def activation_backward_cast_both(
@@ -120,19 +119,21 @@ def activation_backward_cast_both(
     it, or empty if that is UNREAD. Raises ConfigError as the forward does; no block may span a gated activation's two
     gradients.
     """
-    known = checked(h, activation)
-    if dz.dtype != BF16 or dz.shape != output_shape(h, known.gated):
+    packed, shape = checked(h, activation, gate_dtype, dtype)
+    if dz.dtype != BF16 or dz.shape != shape:
         raise ConfigError(
             f"dz: {dz.dtype} {list(dz.shape)} is no gradient of {activation} of {list(h.shape)}, which is bfloat16"
         )
-    rounded = pack_fields(Rounded, *known, BF16 in (gate_dtype, dtype), dtype == BF16)
-    casts, of_z = checked_casts(dz.shape, row, column, cast), checked_casts(dz.shape, UNREAD, again, cast)
-    return _activation_backward_cast_both(dz, h, rounded, casts, of_z)
+    casts, of_z = checked_casts(shape, row, column, cast), checked_casts(shape, UNREAD, again, cast)
+    return _activation_backward_cast_both(dz, h, packed, casts, of_z)
 
 
-def checked(h: Tensor, activation: str) -> KernelActivation:
+def checked(h: Tensor, activation: str, gate_dtype: torch.dtype, dtype: torch.dtype) -> tuple[str, torch.Size]:
+    """Return the packed activation, and the shape of its result. Raises ConfigError as `activation_cast_both` does."""
     require(h.dtype == BF16, f"h: the kernel takes bfloat16, not {h.dtype}")
-    return look_up(ACTIVATIONS, activation, "activation")
+    known = look_up(ACTIVATIONS, activation, "activation")
+    packed = pack_fields(Rounded, *known, BF16 in (gate_dtype, dtype), dtype == BF16)
+    return packed, output_shape(h, known.gated)
 
 
 def output_shape(h: Tensor, gated: bool) -> torch.Size:
