@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
+from mxstudy.kernels.cast_one import normed
 from mxstudy.kernels.operand_cast import CompiledCast, Groups, OperandCast, checked_cast, compiled_cast, incomplete_axis
 from mxstudy.kernels.operators import BF16, FP32, launch
 from mxstudy.kernels.packing import unpack
 from mxstudy.numerics.cast import largest_magnitude, outer_scale, pre_rounded, quantize_as
-from mxstudy.numerics.grid import to_dtype
-from mxstudy.numerics.norm_linear import affine, center, normalize
 from mxstudy.numerics.random_bits import Draws
 from mxstudy.numerics.transforms import hadamard
 from mxstudy.reader import require
@@ -93,10 +92,7 @@ def prepared(
     cast: OperandCast,
 ) -> Tensor:
     """Return what the blocks are made of, before it is pre-rounded, float32."""
-    y = center(to_dtype(x, BF16) if cast.round_first else x, mean)
-    y = y if rms is None else normalize(y, rms)
-    y = to_dtype(y, FP32)
-    y = y if gain is None else affine(y, gain, bias)
+    y = normed(x, mean, rms, gain, bias, cast.round_first)
     if cast.transform_size is None:
         return y
     return hadamard(y, cast.transform_size, signs, axis=cast.axis, signs_after=cast.signs_after)

@@ -53,11 +53,17 @@ def _cast_one(
     axis: int,
     casts: str,
 ) -> Tensor:
-    y = center(to_dtype(x, BF16) if round_first else x, mean)
-    y = y if rms is None else normalize(y, rms)
-    y = y if gain is None else affine(to_dtype(y, FP32), gain, bias)
     c = unpack(Casts, casts)
-    return operand(y, c.row or c.column, axis, c.block_cast)
+    return operand(normed(x, mean, rms, gain, bias, round_first), c.row or c.column, axis, c.block_cast)
+
+
+def normed(
+    x: Tensor, mean: Tensor | None, rms: Tensor | None, gain: Tensor | None, bias: Tensor | None, round_first: bool
+) -> Tensor:
+    """Return (x - mean) / rms * gain + bias, float32; None leaves a step out. `round_first`: round x to bf16 first."""
+    y = center(to_dtype(x, BF16) if round_first else x, mean)
+    y = to_dtype(y if rms is None else normalize(y, rms), FP32)
+    return y if gain is None else affine(y, gain, bias)
 
 
 @_cast_one.register_fake
