@@ -182,14 +182,14 @@ def launch_cuda(
         COLUMNS=columns,
         TILE=tile,
         CAST=of_casts,
-        **constants_of_norm(known, block_size, known.round_output),
+        **norm_arguments(known, block_size, known.round_output),
     )
     return results
 
 
 @cache
-def constants_of_norm(norm: RowNorm, block_size: int, round_output: bool = False) -> dict[str, Any]:
-    """Return the norm and its three functions as a kernel's constants."""
+def norm_arguments(norm: RowNorm, block_size: int, round_output: bool = False) -> dict[str, Any]:
+    """Return the arguments by which a kernel is compiled for the norm: its three functions, and its constants."""
     from mxstudy.kernels.device.norm_cast import BLOCK_MAXIMA, CENTERED, EXACT
 
     of_exact = CENTERED if norm.centers else EXACT

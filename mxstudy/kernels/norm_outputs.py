@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mxstudy.kernels.norm_cast import RowNorm, constants_of_norm, row_tile
+from mxstudy.kernels.norm_cast import RowNorm, norm_arguments, row_tile
 from mxstudy.kernels.operators import Tile, ceil_power_of_two, checked_casts, constants, launch
 from mxstudy.numerics.cast import BlockCast
 
@@ -70,7 +70,7 @@ def prepared(
 ) -> tuple[Tensor, int, dict[str, Any]]:
     """Return x, contiguous, its number of rows, and the constants for which both kernels are compiled."""
     casts, columns = constants(checked_casts(x.shape, fmt, None, cast)), x.shape[-1]
-    known = constants_of_norm(norm, casts.block) | {
+    known = norm_arguments(norm, casts.block) | {
         "COLUMNS": columns,
         "TILE": tile or row_tile(columns),
         "CAST": casts,

@@ -8,7 +8,7 @@ from ahead import compile_ahead, print_all
 
 from mxstudy.kernels.device.cast_counts import cast_counts_kernel
 from mxstudy.kernels.device.norm_outputs import norm_bins_kernel, norm_squares_kernel
-from mxstudy.kernels.norm_cast import RowNorm, constants_of_norm, row_tile
+from mxstudy.kernels.norm_cast import RowNorm, norm_arguments, row_tile
 from mxstudy.kernels.operators import FORMATS, checked_casts, constants, tile_of
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.probes.activations import BINS
@@ -22,7 +22,7 @@ def compiled(what: str, columns: int, fmt: str | None, p: float | None, axis: in
         known = {"AXIS": axis + 2, "COLUMNS": columns, "LARGEST": FORMATS[fmt].max, "TILE": tile, "CAST": casts}
         return compile_ahead(cast_counts_kernel, {"x_ptr": "*bf16", "counts_ptr": "*fp64"}, known, tile.warps)
     tile = row_tile(columns)
-    known = constants_of_norm(RowNorm(p), casts.block) | {"COLUMNS": columns, "TILE": tile, "CAST": casts}
+    known = norm_arguments(RowNorm(p), casts.block) | {"COLUMNS": columns, "TILE": tile, "CAST": casts}
     if what == "squares":
         types = {"x_ptr": "*bf16", "squares_ptr": "*fp32", "rows": "i32"}
         return compile_ahead(norm_squares_kernel, types, known, tile.warps)
