@@ -67,7 +67,7 @@ class MXLinear(nn.Module):
         self.init_stds = init_std if isinstance(init_std, tuple) else (init_std,)
         self.weight = nn.Parameter(normal_weight((*experts, out_features, in_features), self.init_stds))
         self.gemms, self.cast = Gemms(), BlockCast()
-        self.casts_by_kernel = False  # not of the class: code that was compiled without it would be compiled anew
+        self.casts_by_kernel = False  # in the instance from the start: compiled code checks where it finds it
 
     def forward(self, x: Tensor) -> Tensor:
         if self.on_tensor_cores:

@@ -276,7 +276,7 @@ def outer_scale_of(x: Tensor, cast: Cast, axis: int, bound: Tensor | None) -> Te
 
 
 def is_of_several(bound: Tensor | None) -> bool:
-    """Return whether it is a bound of each tensor of several."""
+    """Return whether the bound is one for each of several tensors, as of experts: [.., 1], not 0-dim or [S, 1, 1]."""
     return bound is not None and bound.ndim == 2
 
 

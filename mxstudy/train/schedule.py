@@ -22,7 +22,8 @@ def lr_ratio(schedule: config.Schedule, step: int, steps: int) -> float:
         return schedule.initial_ratio + (1.0 - schedule.initial_ratio) * (step + 1) / (warmup_steps + 1)
     decay_start = steps - schedule.decay(steps) if schedule.kind == "wsd" else warmup_steps
     span = steps - 1 - decay_start
-    is_decay = schedule.kind == "wsd" and step == decay_start  # for span 0: the decay is this last step alone
-    progress = max(0.0, step - decay_start) / span if span else float(is_decay)
+    # With a span of 0 the last step is at the end of a decay of one step (wsd), or at the peak after the warm-up.
+    without_span = float(schedule.kind == "wsd" and step == decay_start)
+    progress = max(0.0, step - decay_start) / span if span else without_span
     height = SHAPES[schedule.kind](progress)
     return schedule.final_ratio + (1.0 - schedule.final_ratio) * height

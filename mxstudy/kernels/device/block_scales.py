@@ -14,11 +14,12 @@ MIN_NORMAL = tl.constexpr(2.0**-126)
 
 @triton.jit
 def scales_of(maxima, outer_ptr, FACTOR: tl.constexpr, CAST: tl.constexpr):
-    """Return the factors on the elements and the scales of each block; those of E8M0 are 2^-k and 2^k.
+    """Return two numbers for each block: one that its elements meet before they are rounded, and one that decodes them.
+
+        E8M0, E4M3     the factor on the elements, as 2^-k, and the scale, as 2^k
+        FP32, none     the scale (of the block, of the tensor), which divides the elements, and 1: they stay undecoded
 
     `maxima`: the bits of each block's absmax. FACTOR: a candidate, by which the range is multiplied.
-    Of FP32 scales they are the scales, which divide the elements, and 1: they are not multiplied into the operand. The
-    scale of the whole tensor is one of them.
     """
     FORMAT: tl.constexpr = CAST.format
     inverse = ()
