@@ -87,13 +87,13 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     both keeps its compiled code. A block keeps its backend, except that a fused block runs module by module if no
     kernel computes its evaluation recipes.
     """
-    linears = {m: for_evaluation(m.gemms) for m in linears_in(model)}
-    before = {linear: linear.gemms for linear, asked in linears.items() if asked is not linear.gemms}
+    recipes = {linear: for_evaluation(linear.gemms) for linear in linears_in(model)}
+    before = {linear: linear.gemms for linear, recipe in recipes.items() if recipe is not linear.gemms}
     blocks = [m for m in modules_of(model, Block).values() if before.keys() & set(linears_in(m))]
     fused = {block: block.fused for block in blocks if block.fused is not None}
     try:
         for linear in before:
-            linear.gemms = linears[linear]
+            linear.gemms = recipes[linear]
         for block in fused:
             block.set_fused(all(ANY.why_not(linear.gemms) is None for linear in linears_in(block)))
         with without_dropout(model):

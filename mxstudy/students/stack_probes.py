@@ -66,14 +66,15 @@ class StackProbes:
         model, twin = self.stack.model, self.twin
         if "last_bin" in due:
             yield "last_bin", last_bin(model, x_STD)
-        if due & {"gradient_bias", "sharpness"}:
-            own = gradients(model.sharing(fused=True), self.loss, x_STD, target_STD)
-            bias = gradient_bias(own, gradients(in_fp32(model), self.loss, x_STD, target_STD))
+        if not due & {"gradient_bias", "sharpness"}:
+            return
+        own = gradients(model.sharing(fused=True), self.loss, x_STD, target_STD)
+        bias = gradient_bias(own, gradients(in_fp32(model), self.loss, x_STD, target_STD))
         if "gradient_bias" in due:
             yield "gradient_bias", bias
-        if "gradient_bias" in due and self.probes.gradient_bias.coupled:
-            assert twin is not None
-            yield "coupled_gradient_bias", gradient_bias(own, gradients(twin.model, self.loss, *twin.batch()))
+            if self.probes.gradient_bias.coupled:
+                assert twin is not None
+                yield "coupled_gradient_bias", gradient_bias(own, gradients(twin.model, self.loss, *twin.batch()))
         if "sharpness" in due:
             own = {}  # free the gradients: the Hessian needs the memory
             yield "sharpness", self.sharpness(step, bias[f"{WHOLE}/ratio"], x_STD, target_STD)

@@ -23,18 +23,18 @@ class Kind(NamedTuple):
     scaled: bool = False
 
 
-THE_CODES: dict[str, object] = {"residual": False, "expansion": 1, "attention_heads": 0, "sequence_length": 0}
+PUBLIC_CODE: dict[str, object] = {"residual": False, "expansion": 1, "attention_heads": 0, "sequence_length": 0}
 
 TEACHERS = {
     # The teacher of the paper's public code: no residual, bias or attention, inner size D. It is nearly the zero
     # function: with four layers of GELU its output has a mean square of 1e-6.
-    "code": Kind(THE_CODES),
+    "code": Kind(PUBLIC_CODE),
     # The teacher of the paper's text: the student without its norms, with attention if the student has it.
     "paper": Kind({}),
     # The code's teacher, scaled so that there is something to learn. One factor per layer would not be enough: each
     # layer of SwiGLU squares its input, and after some layers a few rows dominate the RMS. It has no attention, which
     # without a residual averages a sequence's tokens until their targets are nearly the same.
-    "scaled": Kind(THE_CODES, scaled=True),
+    "scaled": Kind(PUBLIC_CODE, scaled=True),
 }
 
 
