@@ -13,9 +13,8 @@ from bits import assert_same_bits
 from fused import BF16, COMPOSED, FP32, activation_inputs, assert_beside, every_activation, every_rounding_of_values
 from interpreter import DEVICE
 
-from mxstudy.kernels.activation import ACTIVATIONS, Rounded, checked, launch_cuda, launch_cuda_backward, output_shape
+from mxstudy.kernels.activation import ACTIVATIONS, checked, launch_cuda, launch_cuda_backward
 from mxstudy.kernels.operators import UNREAD, Tile, checked_casts
-from mxstudy.kernels.packing import pack
 from mxstudy.numerics import quantize
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.reader import ConfigError
@@ -25,15 +24,14 @@ TILE = Tile(64, 64, 4)
 
 
 def forward(h, name, row, column, cast, gate, dtype, tile=TILE):
-    known = Rounded(*checked(h, name), BF16 in (gate, dtype), dtype == BF16)
-    casts = checked_casts(output_shape(h, known.gated), row, column, cast)
-    return [x.cpu() for x in launch_cuda(h.to(DEVICE), pack(known), casts, tile)]
+    packed, shape = checked(h, name, gate, dtype)
+    return [x.cpu() for x in launch_cuda(h.to(DEVICE), packed, checked_casts(shape, row, column, cast), tile)]
 
 
 def backward(dz, h, name, row, column, cast, gate, dtype, tile=TILE, again=UNREAD):
-    known = pack(Rounded(*checked(h, name), BF16 in (gate, dtype), dtype == BF16))
+    packed, _ = checked(h, name, gate, dtype)
     casts, of_z = checked_casts(dz.shape, row, column, cast), checked_casts(dz.shape, UNREAD, again, cast)
-    *operands, z = (x.cpu() for x in launch_cuda_backward(dz.to(DEVICE), h.to(DEVICE), known, casts, of_z, tile))
+    *operands, z = (x.cpu() for x in launch_cuda_backward(dz.to(DEVICE), h.to(DEVICE), packed, casts, of_z, tile))
     return operands if again == UNREAD else [*operands, z]
 
 
