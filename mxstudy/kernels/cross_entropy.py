@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.kernels.operators import Tile, ceil_power_of_two, launch
+from mxstudy.reader import require
 
 TILE = Tile(1, 16384, 32)
 
@@ -32,7 +33,14 @@ def cross_entropy_(logits_TV: Tensor, targets_T: Tensor, scale: float | None = N
 
 
 def launch_cuda(logits: Tensor, targets: Tensor, scale: float | None, tile: Tile | None = None) -> Tensor:
-    """Launch the kernel. `tile`: how much of a row a program holds at once, if not the usual; its rows are one."""
+    """Launch the kernel. `tile`: how much of a row a program holds at once, if not the usual; its rows are one.
+
+    Raises ConfigError for logits whose rows do not follow one another in memory: it would read and write other numbers.
+    """
+    strides = logits.stride()
+    require(
+        logits.is_contiguous(), f"logits: {list(logits.shape)} with strides {strides} is not contiguous; give a copy"
+    )
     from mxstudy.kernels.device.cross_entropy import cross_entropy_kernel
 
     rows, columns = logits.shape

@@ -12,6 +12,7 @@ from torch import Tensor
 from mxstudy.kernels import cross_entropy_
 from mxstudy.kernels.cross_entropy import launch_cuda
 from mxstudy.kernels.operators import Tile
+from mxstudy.reader import ConfigError
 
 BF16, FP32 = torch.bfloat16, torch.float32
 SCALE = 1 / 700
@@ -51,6 +52,14 @@ def test_the_kernel(dtype: torch.dtype, width: int) -> None:
     wanted = cross_entropy_(logits, targets, SCALE)
     assert torch.allclose(nats, wanted, rtol=1e-6, atol=1e-6)
     assert torch.allclose(gradient.float(), logits.float(), rtol=2**-8 if dtype == BF16 else 1e-5, atol=1e-9)
+
+
+def test_logits_that_are_not_contiguous_are_refused() -> None:
+    """The kernel reads one row after another, and would change numbers that are not the logits'."""
+    logits, targets = drawn(BF16)
+    beside = torch.cat((logits, logits), dim=1).to(DEVICE)
+    with pytest.raises(ConfigError, match=r"logits: \[9, 100\] with strides \(200, 1\) is not contiguous; give a copy"):
+        launch_cuda(beside[:, :100], targets.to(DEVICE), SCALE)
 
 
 def test_without_a_scale_the_logits_stay() -> None:
