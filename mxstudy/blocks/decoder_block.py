@@ -25,10 +25,10 @@ from torch import Tensor
 
 from mxstudy.blocks.operands import (
     PlannedLinear,
+    cast_gradient,
     cast_operand,
+    finish_gradient,
     finish_operand,
-    gradient_operands,
-    gradient_operands_of,
     planned,
     shared_absmax,
 )
@@ -145,7 +145,7 @@ class _BeforeAttention(torch.autograd.Function):
         s: FusedBlock = ctx.settings
         qkv = planned(s.qkv, keys, places)
         made = heads_cast_both(dq, dk, dv, rope, *s.qkv.gradient_formats, s.cast)
-        operands = gradient_operands(made, qkv)
+        operands = finish_gradient(made, qkv)
         source, dstream_TD = NormInput(x, mean, rms, gain, bias), dstream.flatten(0, 1)
         dx, dgain, dbias, dweight = norm_linear_backward(operands, dstream_TD, source, weight, qkv, s, Absmax(*absmax))
         return dx.view_as(dstream), dgain, dbias, dweight, None, None, None, None
@@ -192,7 +192,7 @@ class _AfterAttention(torch.autograd.Function):
         s: FusedBlock = ctx.settings
         source = NormInput(h, mean, rms, gain, bias)
         of_out, of_up, of_down = linears_of(s, keys)
-        dgrad, wgrad = gradient_operands_of(dy, of_down, s.cast)
+        dgrad, wgrad = cast_gradient(dy, of_down, s.cast)
         dz = scaled_product(dgrad, dgrad_weight(down, of_down, dy, absmax_down.w))
         if g is None:
             g = norm_linear_again(source, up, of_up, s, absmax_up, after=dz)
@@ -206,9 +206,9 @@ class _AfterAttention(torch.autograd.Function):
         )
         z_wgrad = finish_operand(z, of_down, "wgrad_x", absmax_down.x)
         ddown = to_dtype(scaled_product(wgrad.T, z_wgrad), down.dtype)
-        operands = gradient_operands((dg[0], dg[1]), of_up)
+        operands = finish_gradient((dg[0], dg[1]), of_up)
         dx, dgain, dbias, dup = norm_linear_backward(operands, dy, source, up, of_up, s, absmax_up)
-        dgrad, wgrad = gradient_operands_of(dx, of_out, s.cast)
+        dgrad, wgrad = cast_gradient(dx, of_out, s.cast)
         da = scaled_product(dgrad, dgrad_weight(out, of_out, dx, absmax_out.w))
         dout = scaled_product(wgrad.T, cast_operand(a, of_out, "wgrad_x", after=dx, absmax=absmax_out.x))
         return dx, da, to_dtype(dout, out.dtype), dgain, dbias, dup, ddown, *(None,) * 5

@@ -91,26 +91,26 @@ def finish_operand(x: Tensor, linear: PlannedLinear, name: str, absmax: Tensor |
     return Operand(x) if plan.is_fused else cast_operand(x, linear, name, absmax=absmax)
 
 
-def gradient_operands(made: tuple[Tensor, Tensor], linear: PlannedLinear) -> tuple[Operand, Operand]:
+def finish_gradient(made: tuple[Tensor, Tensor], linear: PlannedLinear) -> tuple[Operand, Operand]:
     """Return dgrad's and wgrad's operands of dH from the two tensors of the kernel that made dH."""
     row, column = made
     if not (linear.plan.dgrad_dh.is_fused or linear.plan.wgrad_dh.is_fused):
-        return both_operands(row, linear)
+        return cast_gradient_apart(row, linear)
     column = column if column.numel() else row
     return finish_operand(row, linear, "dgrad_dh"), finish_operand(column, linear, "wgrad_dh")
 
 
-def gradient_operands_of(dh: Tensor, linear: PlannedLinear, settings: BlockCast) -> tuple[Operand, Operand]:
-    """Return dgrad's and wgrad's operands of an existing bf16 dH."""
+def cast_gradient(dh: Tensor, linear: PlannedLinear, settings: BlockCast) -> tuple[Operand, Operand]:
+    """Return dgrad's and wgrad's operands of a dH that exists, bf16."""
     row, column = linear.plan.dgrad_dh.fused_format, linear.plan.wgrad_dh.fused_format
     if row is not None and column is not None:
         for_dgrad, for_wgrad = cast_both(dh, row, column, settings)
         return Operand(for_dgrad), Operand(for_wgrad)
-    return both_operands(dh, linear)
+    return cast_gradient_apart(dh, linear)
 
 
-def both_operands(dh: Tensor, linear: PlannedLinear) -> tuple[Operand, Operand]:
-    """Return dgrad's and wgrad's operands of a bf16 dH; one kernel makes both if the plan `casts_dh_at_once`."""
+def cast_gradient_apart(dh: Tensor, linear: PlannedLinear) -> tuple[Operand, Operand]:
+    """Return dgrad's and wgrad's operands of a bf16 dH by a kernel each, or by one if the plan `casts_dh_at_once`."""
     absmax, row, column = shared_absmax(dh, linear, "dgrad_dh"), linear.plan.dgrad_dh, linear.plan.wgrad_dh
     if not linear.plan.casts_dh_at_once:
         dgrad = cast_operand(dh, linear, "dgrad_dh", absmax=absmax)
