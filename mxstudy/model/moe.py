@@ -117,10 +117,10 @@ class ExpertNormLinear(NormLinear):
         return found._replace(x_TI=to_rows(found.x_TI, dispatch), linear=linear)
 
     def forward(  # type: ignore[override]
-        self, x_TD: Tensor, of: NormOutput, dispatch: Dispatch, is_grouped: bool
+        self, x_TD: Tensor, norm_output: NormOutput, dispatch: Dispatch, is_grouped: bool
     ) -> Tensor:
-        """Return the experts' output rows [N, out] from `of`, the output of the norm of x."""
-        return read_norm(of, self.weight_as(x_TD), self.arithmetic, x_TD.dtype, dispatch, is_grouped)
+        """Return the experts' output rows [N, out] from the output of the norm of x."""
+        return read_norm(norm_output, self.weight_as(x_TD), self.arithmetic, x_TD.dtype, dispatch, is_grouped)
 
 
 class SharedUp(MXLinear):
@@ -131,16 +131,16 @@ class SharedUp(MXLinear):
         self.reads = (norm,)
 
     def sources(self, x: Tensor, *more: Any) -> Sources:
-        of, weight = self.own(*more), self.weight_as(x)
-        forward_weight, bounds = of.weight_and_bounds(weight)
-        return Sources(of.y_TI, forward_weight, weight, bounds, self.arithmetic)
+        norm_output, weight = self.own(*more), self.weight_as(x)
+        forward_weight, bounds = norm_output.weight_and_bounds(weight)
+        return Sources(norm_output.y_TI, forward_weight, weight, bounds, self.arithmetic)
 
-    def forward(self, x_TD: Tensor, of: NormOutput) -> Tensor:  # type: ignore[override]
-        return read_norm(self.own(of), self.weight_as(x_TD), self.arithmetic, x_TD.dtype)
+    def forward(self, x_TD: Tensor, norm_output: NormOutput) -> Tensor:  # type: ignore[override]
+        return read_norm(self.own(norm_output), self.weight_as(x_TD), self.arithmetic, x_TD.dtype)
 
-    def own(self, of: NormOutput) -> NormOutput:
-        """Return the norm's output, `of`, with the bounds that hold under this linear's transform."""
-        return of._replace(bounds=bounds_for(self.reads[0], self.gemms))
+    def own(self, norm_output: NormOutput) -> NormOutput:
+        """Return the norm's output with the bounds that hold under this linear's transform."""
+        return norm_output._replace(bounds=bounds_for(self.reads[0], self.gemms))
 
 
 class SharedExperts(nn.Module):
@@ -153,8 +153,8 @@ class SharedExperts(nn.Module):
         self.add_module(self.up_name, SharedUp(norm, row.parts * size, row.init_stds(model, output_std)))
         self.w2 = MXLinear(size, model.hidden_size, output_std)
 
-    def forward(self, x_TD: Tensor, of: NormOutput) -> Tensor:
-        return typing.cast(Tensor, self.w2(self.activation(getattr(self, self.up_name)(x_TD, of))))
+    def forward(self, x_TD: Tensor, norm_output: NormOutput) -> Tensor:
+        return typing.cast(Tensor, self.w2(self.activation(getattr(self, self.up_name)(x_TD, norm_output))))
 
 
 class MixtureOfExperts(nn.Module):
@@ -191,14 +191,14 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x_BTD: Tensor) -> tuple[Tensor, Routed]:
         """Return the output [B, T, D], and the routing of the tokens."""
         x_TD = x_BTD.flatten(0, 1)
-        of = self.up.normed(x_TD)
-        experts_TK, weights_TK, probabilities_TE = self.router(of.unfolded)
+        norm_output = self.up.normed(x_TD)
+        experts_TK, weights_TK, probabilities_TE = self.router(norm_output.unfolded)
         dispatch = dispatch_of(experts_TK, self.moe.num_experts, self.align)
-        rows = self.up(x_TD, of, dispatch, self.is_grouped)
+        rows = self.up(x_TD, norm_output, dispatch, self.is_grouped)
         rows = self.w2(self.activation(rows), dispatch, self.is_grouped)
         y_TD = combine(rows, weights_TK, dispatch)
         if self.shared is not None:
-            y_TD = y_TD + self.shared(x_TD, of).float()
+            y_TD = y_TD + self.shared(x_TD, norm_output).float()
         return y_TD.to(x_BTD.dtype).view_as(x_BTD), self.routing(dispatch, probabilities_TE)
 
     def routing(self, dispatch: Dispatch, probabilities_TE: Tensor) -> Routed:

@@ -123,7 +123,7 @@ class Reads:
 
 
 def read_norm(
-    of: NormOutput,
+    norm_output: NormOutput,
     weight: Tensor,
     linear: Linear,
     dtype: torch.dtype,
@@ -131,8 +131,8 @@ def read_norm(
     is_grouped: bool = False,
 ) -> Tensor:
     """Return the linear of the norm: weight [out, in] -> [T, out], or experts' [E, out, in] -> dispatched [N, out]."""
-    reads = Reads(linear.gemms, linear.kernel, dtype, of.bounds, of.fold_gain, is_grouped)
-    return _read(of.y_TI, weight, of.gain_I, of.bias_I, linear, reads, True, dispatch)
+    reads = Reads(linear.gemms, linear.kernel, dtype, norm_output.bounds, norm_output.fold_gain, is_grouped)
+    return _read(norm_output.y_TI, weight, norm_output.gain_I, norm_output.bias_I, linear, reads, True, dispatch)
 
 
 def read_rows(

@@ -105,34 +105,34 @@ def has_kernel(source: OperandSource) -> bool:
     return source.x.is_cuda and is_plain
 
 
-def operand_sources(of: Sources, dh_TO: Tensor) -> Iterator[tuple[str, OperandSource]]:
+def operand_sources(sources: Sources, dh_TO: Tensor) -> Iterator[tuple[str, OperandSource]]:
     """Yield, for every operand that a linear quantises, its name and the tensor that it is quantised from.
 
     If a transform rotates the operand, it is the rotated tensor, which the cast gets.
     """
-    arithmetic = of.linear
+    arithmetic = sources.linear
     for operand, (source, axis) in QUANTISED_FROM.items():
         cast = arithmetic.gemms.cast_of(operand)
         if cast is not None:
-            x = dh_TO if source == "dh_TO" else getattr(of, source)
+            x = dh_TO if source == "dh_TO" else getattr(sources, source)
             if cast.source == "forward":
-                x = forward_cast(operand, of)
+                x = forward_cast(operand, sources)
             x = arithmetic.rotated(x, gemm_of(operand), axis)
-            bound = arithmetic.bound(x, operand, of.bounds)
+            bound = arithmetic.bound(x, operand, sources.bounds)
             yield operand, OperandSource(x, cast, axis, arithmetic.draws(operand), bound)
 
 
-def quantized_operands(of: Sources, dh_TO: Tensor) -> Iterator[tuple[str, Quantized, Tensor]]:
+def quantized_operands(sources: Sources, dh_TO: Tensor) -> Iterator[tuple[str, Quantized, Tensor]]:
     """Yield, for every operand that a linear quantises, its name, the quantised operand and the original tensor."""
-    for operand, source in operand_sources(of, dh_TO):
+    for operand, source in operand_sources(sources, dh_TO):
         yield operand, source.quantized(), source.x
 
 
-def forward_cast(operand: str, of: Sources) -> Tensor:
+def forward_cast(operand: str, sources: Sources) -> Tensor:
     """Return the dequantised operand of the forward GEMM from which a backward operand is quantised, float32."""
     if operand == "dgrad_w":
-        return of.linear.forward_cast(of.forward_weight, "forward_w").dequantize()
-    return of.linear.forward_cast(of.x_TI, "forward_x", of.bounds).dequantize()
+        return sources.linear.forward_cast(sources.forward_weight, "forward_w").dequantize()
+    return sources.linear.forward_cast(sources.x_TI, "forward_x", sources.bounds).dequantize()
 
 
 def quality(quantized: Quantized, x: Tensor, cast: Cast) -> dict[str, Tensor]:
