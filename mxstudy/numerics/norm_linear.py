@@ -88,7 +88,7 @@ def affine(xbar: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + to_dtype(bias, torch.float32)
 
 
-def largest(gain_I: Tensor) -> Tensor:
+def vector_absmax(gain_I: Tensor) -> Tensor:
     """Return the largest |gain|, or |bias|, of each replica: 0-dim, or [S, 1, 1]."""
     return gain_I.abs().amax(-1, keepdim=gain_I.ndim > 1)
 
@@ -130,9 +130,10 @@ def weight_and_bounds(
     forward, plain = (gain.new_full((), bound, dtype=torch.float32) for bound in (bounds.forward, bounds.plain))
     if fold_gain:
         return times_gain(weight, gain), Bounds(forward, plain)
-    most = None if bias is None else largest(bias)
+    most = None if bias is None else vector_absmax(bias)
     of_bias = None if most is None else most * bounds.tile**0.5
-    return weight, Bounds(affine(forward, largest(gain), of_bias), affine(plain, largest(gain), most))
+    of_gain = vector_absmax(gain)
+    return weight, Bounds(affine(forward, of_gain, of_bias), affine(plain, of_gain, most))
 
 
 def times_gain(weight: Tensor, gain: Tensor) -> Tensor:
