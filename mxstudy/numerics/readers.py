@@ -111,7 +111,8 @@ class Reads:
     """The settings of a reader. `dtype`: that of unquantised operands and of its result.
 
     `kernel`: as in `Linear`. `bounds`: upper bounds of |x / rms|; None: its input is not a norm's output.
-    `is_grouped`: all experts in one grouped GEMM, instead of one after the other.
+    `is_grouped`: all experts in one grouped GEMM, instead of one after the other. `dispatches`: it reads tokens, which
+    it dispatches, and sums their gradient by token; otherwise it has no experts, or reads rows that are dispatched.
     """
 
     gemms: Gemms
@@ -120,6 +121,7 @@ class Reads:
     bounds: NormBounds | None = None
     fold_gain: bool = False
     is_grouped: bool = False
+    dispatches: bool = False
 
 
 def read_norm(
@@ -131,8 +133,9 @@ def read_norm(
     is_grouped: bool = False,
 ) -> Tensor:
     """Return the linear of the norm: weight [out, in] -> [T, out], or experts' [E, out, in] -> dispatched [N, out]."""
-    reads = Reads(linear.gemms, linear.kernel, dtype, norm_output.bounds, norm_output.fold_gain, is_grouped)
-    return _read(norm_output.y_TI, weight, norm_output.gain_I, norm_output.bias_I, linear, reads, True, dispatch)
+    y_TI, gain_I, bias_I, bounds, fold_gain = norm_output
+    reads = Reads(linear.gemms, linear.kernel, dtype, bounds, fold_gain, is_grouped, dispatches=dispatch is not None)
+    return _read(y_TI, weight, gain_I, bias_I, linear, reads, dispatch)
 
 
 def read_rows(
@@ -145,7 +148,7 @@ def read_rows(
 ) -> Tensor:
     """Return the output of the experts' linears for dispatched rows: [N, out]."""
     reads = Reads(linear.gemms, linear.kernel, dtype, is_grouped=is_grouped)
-    return _read(x_NI, weight_EOI, None, None, linear, reads, False, dispatch)
+    return _read(x_NI, weight_EOI, None, None, linear, reads, dispatch)
 
 
 def _read(
@@ -155,27 +158,25 @@ def _read(
     bias_I: Tensor | None,
     linear: Linear,
     reads: Reads,
-    dispatches: bool,
     dispatch: Dispatch | None,
 ) -> Tensor:
     keys, places = linear.random or (None, None)
-    parts = dispatch or ()
-    h: Tensor = _Reader.apply(x, weight, gain_I, bias_I, keys, places, reads, dispatches, *parts)
+    h: Tensor = _Reader.apply(x, weight, gain_I, bias_I, keys, places, reads, *(dispatch or ()))
     return h
 
 
 def gemms_of(
-    ctx: Any, weight: Tensor, keys: Tensor | None, places: Tensor | None, dispatch: Dispatch | None
+    reads: Reads, weight: Tensor, keys: Tensor | None, places: Tensor | None, dispatch: Dispatch | None
 ) -> ThreeGemms:
     """Return the three GEMMs of a reader with these settings."""
-    linear = linear_of(ctx.reads.gemms, keys, places, kernel=ctx.reads.kernel)
+    linear = linear_of(reads.gemms, keys, places, kernel=reads.kernel)
     if dispatch is None:
         return ThreeGemms(linear)
-    return (Grouped if ctx.reads.is_grouped else Loop)(linear, dispatch, weight.shape[-2])
+    return (Grouped if reads.is_grouped else Loop)(linear, dispatch, weight.shape[-2])
 
 
 class _Reader(torch.autograd.Function):
-    """Apply a linear, or those of all experts. `dispatches`: dispatch x [T, in], and sum its gradient by token."""
+    """Apply a linear, or those of all experts."""
 
     @staticmethod
     def forward(
@@ -187,15 +188,13 @@ class _Reader(torch.autograd.Function):
         keys: Tensor | None,
         places: Tensor | None,
         reads: Reads,
-        dispatches: bool,
         *parts: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, gain_I, bias_I, keys, places, *parts)
-        dispatch = Dispatch(*parts) if parts else None
-        ctx.reads, ctx.dispatched = reads, dispatch is not None and dispatches
-        gemms = gemms_of(ctx, weight, keys, places, dispatch)
+        ctx.reads, dispatch = reads, Dispatch(*parts) if parts else None
+        gemms = gemms_of(reads, weight, keys, places, dispatch)
         forward_weight, bounds = weight_and_bounds(weight, gain_I, bias_I, reads.bounds, reads.fold_gain)
-        if dispatch is not None and dispatches:
+        if dispatch is not None and reads.dispatches:
             return gemms.forward_tokens(x, dispatch, forward_weight, reads.dtype, bounds)
         return gemms.forward(x, forward_weight, reads.dtype, bounds)
 
@@ -203,11 +202,11 @@ class _Reader(torch.autograd.Function):
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gain_I, bias_I, keys, places, *parts = ctx.saved_tensors
         reads, dispatch = ctx.reads, Dispatch(*parts) if parts else None
-        gemms, sent = gemms_of(ctx, weight, keys, places, dispatch), dispatch if ctx.dispatched else None
+        gemms, sent = gemms_of(reads, weight, keys, places, dispatch), dispatch if reads.dispatches else None
         forward_weight, bounds = weight_and_bounds(weight, gain_I, bias_I, reads.bounds, reads.fold_gain)
         rows = x if sent is None else to_rows(x, sent)
         dx = gemms.dgrad(dh, weight, rows, forward_weight, bounds)
         dweight = gemms.wgrad(dh, rows, forward_weight, bounds)
         dweight = times_gain(dweight, gain_I) if reads.fold_gain else dweight
         dx = dx if sent is None else sum_of_copies(dx, sent)
-        return to_dtype(dx, x.dtype), to_dtype(dweight, weight.dtype), *(None,) * (6 + len(parts))
+        return to_dtype(dx, x.dtype), to_dtype(dweight, weight.dtype), *(None,) * (5 + len(parts))
