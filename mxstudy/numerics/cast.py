@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.config.casts import BlockCast, Cast
-from mxstudy.numerics.formats import CODE_BUMP, FORMATS, ROUNDINGS, SCALE_RULES, ElementFormat, is_random, look_up
+from mxstudy.numerics.formats import CODE_BUMP, FORMATS, SCALE_RULES, ElementFormat, is_random, look_up
 from mxstudy.numerics.grid import encode, round_to_bf16_away, round_to_grid, to_dtype
 from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.random_bits import Draws, thresholds
@@ -137,7 +137,7 @@ def quantize_as(
     else:
         outer = outer_scale(largest_magnitude(x), cast) if outer is None else as_scale(outer, x)
     u = None
-    if look_up(ROUNDINGS, str(cast.rounding), "rounding").draws:
+    if is_random(cast):
         require(draws is not None, f"rounding: {cast.rounding} is for linears, which have a seed; take even or away")
         assert draws is not None
         rows, columns = x.shape[-2:]
