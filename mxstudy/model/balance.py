@@ -38,7 +38,7 @@ class RoutingOfStep:
         self.paddings: tuple[float, ...] = ()
         self.sums: list[Tensor] = []  # loads, entropies, auxiliary loss
 
-    def with_loss(self, loss: Tensor, share: float) -> Tensor:
+    def with_balance_loss(self, loss: Tensor, share: float) -> Tensor:
         """Add the last forward, with its share of the step's tokens, and return its loss plus the auxiliary loss."""
         routings, self.model.routings = self.model.routings, []
         if not routings:

@@ -142,7 +142,7 @@ def train_step(run: TrainingRun, step: int) -> StepView:
         run.mark("data")
         part = run.model(tokens_BT, targets_BT, run.tokens_per_step)
         run.mark("forward")
-        routed.with_loss(part, tokens_BT.numel() / run.tokens_per_step).backward(unit_gradient(part.device))
+        routed.with_balance_loss(part, tokens_BT.numel() / run.tokens_per_step).backward(unit_gradient(part.device))
         run.mark("backward")
         loss_sum += part.detach()
     loss, routing = sum_over_ranks(loss_sum), routed.over_ranks()

@@ -59,7 +59,7 @@ def test_biases_move_once_by_the_sign_of_what_is_missing_to_the_mean():
     routed = RoutingOfStep(model)
     for row in tokens():
         model(row[None])
-        routed.with_loss(torch.zeros(()), 0.5)
+        routed.with_balance_loss(torch.zeros(()), 0.5)
     routing = routed.over_ranks()
     move_biases(model, routing, torch.tensor(True))
     assert not any(
@@ -97,7 +97,7 @@ def test_only_what_the_training_asks_for_is_counted():
     with torch.no_grad():
         model(tokens())
     routed = RoutingOfStep(model)
-    assert routed.with_loss(torch.zeros(()), 1.0) == 0
+    assert routed.with_balance_loss(torch.zeros(()), 1.0) == 0
     assert routed.over_ranks().loads_LE.sum() == 2 * 2 * 64 * 2
     assert model.routings == []  # and not a second time
 
@@ -108,7 +108,7 @@ def test_each_mixture_has_the_padding_of_its_own_precision():
     routed = RoutingOfStep(model)
     for row in tokens():
         model(row[None])
-        routed.with_loss(torch.zeros(()), 0.5)
+        routed.with_balance_loss(torch.zeros(()), 0.5)
     routing = routed.over_ranks()
     padding = [6 * align / (64 * 2 + 6 * align) for align in (8, 32)]
     assert routing.paddings == pytest.approx(padding)
