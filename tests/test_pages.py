@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,16 @@ from analysis.figures import FIGURES, IMAGES
 from analysis.ledger.claim import IMPOSSIBLE, NOT_RUN
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
 from analysis.ledger.tables import RESULTS
-from analysis.pages import fp4_operands, marks, mixtures, step_cost, step_memory, step_parts, step_profile
+from analysis.pages import (
+    fp4_operands,
+    marks,
+    mixture_losses,
+    mixtures,
+    step_cost,
+    step_memory,
+    step_parts,
+    step_profile,
+)
 from analysis.pages.__main__ import OF_ALL, PAGES, main
 from analysis.pages.marks import PART, names, rewritten
 from analysis.units import PLAN
@@ -102,6 +112,11 @@ def typed(page: str) -> list[str]:
     """Return the numbers of a page that look measured and are not made from a table."""
     prose = NO_NUMBERS.sub("", PART.sub("", PROVENANCE.sub("", page)))
     return MEASURED.findall(OTHER_NUMBERS.sub("", " ".join(prose.split())))
+
+
+def test_a_mixtures_pairs_differ_in_percent_of_the_loss() -> None:
+    """From 100 to 102 is 2 %, of which the logarithm is 0.0198."""
+    assert mixture_losses.percent(math.log(1.02)) == "+2.00 %"
 
 
 @pytest.mark.parametrize("name", sorted({*PAGES} - {"prestated"}))

@@ -37,6 +37,11 @@ def pairs() -> pd.Series:
     return found.units
 
 
+def percent(logarithm: float) -> str:
+    """Return a difference of logarithms in percent of bf16's loss: '+1.79 %'."""
+    return f"{100 * np.expm1(logarithm):+.2f} %"
+
+
 def within() -> str:
     """Return how many pairs lie in the range that the claim's rule names."""
     (one,) = judged(MIXTURE.sweep)
@@ -125,9 +130,9 @@ MOE: Parts = {
     "MXNorm minus RMSNorm": mxnorm_minus_rmsnorm,
     "pairs below": lambda: share_of(pairs() < 0),
     "pairs within": within,
-    "mean": lambda: f"{100 * pairs().mean():+.2f} %",
-    "least and most": lambda: f"{100 * pairs().min():+.2f} to {100 * pairs().max():+.2f} %",
+    "mean": lambda: percent(pairs().mean()),
+    "least and most": lambda: f"{percent(pairs().min()).removesuffix(' %')} to {percent(pairs().max())}",
     "on two GPUs": on_two_gpus,
     "apart on two GPUs": apart_on_two_gpus,
-    "mean without the largest": lambda: f"{100 * pairs().sort_values().iloc[:-1].mean():+.2f} %",
+    "mean without the largest": lambda: percent(pairs().sort_values().iloc[:-1].mean()),
 }
