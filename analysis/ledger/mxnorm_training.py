@@ -50,7 +50,7 @@ CLAIMS = (
         pretraining(
             id=f"mxnorm-loss-125m-{name}",
             where="section 4.1, figure 3",
-            says=f"around the best learning rate {words} ends within the paper's own difference of RMSNorm",
+            says=f"around the best learning rate {words} and RMSNorm differ little",
             there="125M, 2.6B tokens",
             arms=f"{words}, RMSNorm",
             judge=stated(arm),
