@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from analysis.ledger.claim import IMPOSSIBLE, KINDS, NOT_RUN, PRETRAINING, Claim
 from analysis.ledger.documents import DOCUMENTS
 from analysis.ledger.page import note_of, pages, tidy
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR, Rule, any_higher, any_lower, between, equal, higher
-from analysis.ledger.students import Diverges
+from analysis.ledger.students import Diverges, Intervention
 from analysis.ledger.tables import Tables
 from analysis.ledger.training import Difference
 from analysis.statistics import LEAST_UNITS, Effect, Exact, student
@@ -255,6 +256,46 @@ def test_students_that_are_up_at_the_end_are_in_the_fraction() -> None:
     assert found.note == "9 of 32 diverged by step 8,500, 6 more are up at the end"
     assert found.found.count == 4  # data seeds
     assert of_students(Diverges((), MX, unstable=True), *stacks).found.value == pytest.approx(15 / 32)
+
+
+def test_open_students_of_a_lot_that_was_stated_are_in_no_fraction() -> None:
+    """results/prestated.md: a replica that is up at its end for fewer steps is counted, and is in no fraction."""
+    compared = ("mxfp8-less-bf16", "weights-only", "forward-only", "gains-in-mx", "scale-rule", "e5m2")
+    for name in (*compared, "attention-less", "sgd", "fig-2-swiglu"):
+        found = judge(ROWS[f"instability-{name}"], Tables())
+        assert found.evidence is not None
+        assert "up at the end and in no fraction" in found.evidence.note, name
+
+
+def test_open_forks_are_in_no_fraction() -> None:
+    """Of four forks of each of four data seeds one diverges and one is open: a third, where the control has none."""
+    plan = "config.intervention.plan.layers.*"
+    runs = pd.DataFrame(
+        [("a", "finished", "x", "fp32", math.nan), ("b", "finished", "x", None, 0.0)],
+        columns=["fingerprint", "state", "commit", plan, "config.intervention.perturbed_weight"],
+    )
+    forks = pd.DataFrame(
+        [
+            (name, "0.88", seed, 700.0 if letter == "d" else math.nan, 1400.0 if letter == "o" else math.nan)
+            for name, letters in (("a", "do.."), ("b", "...."))
+            for seed in range(4)
+            for letter in letters
+        ],
+        columns=["fingerprint", "point", "data_seed", "diverged_at", "rising_at"],
+    )
+    change, against = {plan: "fp32"}, {"config.intervention.perturbed_weight": 0}
+    found = Intervention("0.88", change, against)(Tables(instead={"runs": runs, "forks": forks}))
+    assert found.found.value == pytest.approx(1 / 3)
+    assert found.note == "4 of 12 diverged, 4 more are up at the end and in no fraction; 0 of 16 diverged"
+
+
+@each("figure", ["2", "4", "5", "7", "9", "10"])
+def test_a_figures_claims_that_were_stated_together_are_corrected_by_their_number(figure: str) -> None:
+    """The rule for all student lots: all claims about one figure of the paper hold together at 95 %."""
+    claims = [one for one in ROWS.values() if re.search(rf"figure {figure}[ab]?$", one.where)]
+    students = [one for one in claims if one.kind == "students"]
+    assert students
+    assert {one.comparisons for one in students} == {len(students)}
 
 
 def test_initial_seeds_of_a_data_seed_are_one_unit() -> None:

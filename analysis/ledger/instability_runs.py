@@ -55,6 +55,36 @@ CHANGES: dict[str, Arm] = {
 }
 NO_BUMP = " (judged by RCEIL, which is not the paper's exponents raised by one)"
 
+FIGURE_4 = (  # its claims were stated to be judged together: results/prestated.md, lot 2
+    ("fp32-early", EARLY, "FP32", REDRAWN, LESS, "FP32 from well before on prevents a divergence"),
+    ("fp32-late", LATE, "FP32", REDRAWN, ALIKE, "FP32 from just before on does not prevent it"),
+    ("bump-early", EARLY, "RCEIL", REDRAWN, ALIKE, f"exponents that avoid the last bin do not prevent it{NO_BUMP}"),
+    ("bump-late", LATE, "RCEIL", REDRAWN, ALIKE, f"nor do they from just before on{NO_BUMP}"),
+    (
+        *("norms-early", EARLY, "norms and gains in FP32", REDRAWN, LESS),
+        "norms and gains that are not quantised delay or prevent it",
+    ),
+    ("norms-late", LATE, "norms and gains in FP32", REDRAWN, LESS, "so do they from just before on"),
+    (
+        *("forward-early", EARLY, FORWARD_ONLY, "FP32", ALIKE),
+        "a backward that is not quantised does as well as FP32",
+    ),
+    ("forward-prevents", EARLY, FORWARD_ONLY, REDRAWN, LESS, "a backward that is not quantised prevents it"),
+    (
+        *("activations-early", EARLY, ACTIVATIONS, REDRAWN, LESS),
+        "bf16 activations in both passes delay or prevent it",
+    ),
+    ("activations-less-fp32", EARLY, ACTIVATIONS, "FP32", MORE, "bf16 activations do less than FP32 in the end"),
+    (
+        *("activations-late", LATE, ACTIVATIONS, FORWARD_ONLY, LESS),
+        "from just before on bf16 activations help most: more than a backward that is not quantised",
+    ),
+    (
+        *("activations-forward", LATE, ACTIVATIONS, "in the forward alone", LESS),
+        "bf16 activations in both passes help more than in the forward alone",
+    ),
+    ("weights", EARLY, "bf16 weights", ACTIVATIONS, MORE, "bf16 weights help less than bf16 activations"),
+)
 INTERVENTIONS = tuple(
     students(
         id=f"instability-fork-{name}",
@@ -63,41 +93,13 @@ INTERVENTIONS = tuple(
         arms=f"forks at {point}: {change}, {against}",
         judge=Intervention(point, CHANGES[change], CHANGES[against]),
         rule=rule,
+        comparisons=len(FIGURE_4),
         page="student_teacher",
         cost=lambda tables: 10.0,  # a parent and its forks: results/prestated.md, lot 2
         there="one parent a point",
         here="forks of students of 4 x 512",
     )
-    for name, point, change, against, rule, says in (
-        ("fp32-early", EARLY, "FP32", REDRAWN, LESS, "FP32 from well before on prevents a divergence"),
-        ("fp32-late", LATE, "FP32", REDRAWN, ALIKE, "FP32 from just before on does not prevent it"),
-        ("bump-early", EARLY, "RCEIL", REDRAWN, ALIKE, f"exponents that avoid the last bin do not prevent it{NO_BUMP}"),
-        ("bump-late", LATE, "RCEIL", REDRAWN, ALIKE, f"nor do they from just before on{NO_BUMP}"),
-        (
-            *("norms-early", EARLY, "norms and gains in FP32", REDRAWN, LESS),
-            "norms and gains that are not quantised delay or prevent it",
-        ),
-        ("norms-late", LATE, "norms and gains in FP32", REDRAWN, LESS, "so do they from just before on"),
-        (
-            *("forward-early", EARLY, FORWARD_ONLY, "FP32", ALIKE),
-            "a backward that is not quantised does as well as FP32",
-        ),
-        ("forward-prevents", EARLY, FORWARD_ONLY, REDRAWN, LESS, "a backward that is not quantised prevents it"),
-        (
-            *("activations-early", EARLY, ACTIVATIONS, REDRAWN, LESS),
-            "bf16 activations in both passes delay or prevent it",
-        ),
-        ("activations-less-fp32", EARLY, ACTIVATIONS, "FP32", MORE, "bf16 activations do less than FP32 in the end"),
-        (
-            *("activations-late", LATE, ACTIVATIONS, FORWARD_ONLY, LESS),
-            "from just before on bf16 activations help most: more than a backward that is not quantised",
-        ),
-        (
-            *("activations-forward", LATE, ACTIVATIONS, "in the forward alone", LESS),
-            "bf16 activations in both passes help more than in the forward alone",
-        ),
-        ("weights", EARLY, "bf16 weights", ACTIVATIONS, MORE, "bf16 weights help less than bf16 activations"),
-    )
+    for name, point, change, against, rule, says in FIGURE_4
 )
 
 GRADIENTS = "gradient_bias_again"  # gradient_bias was looked at before the rules
@@ -118,6 +120,7 @@ def measured(name: str, where: str, says: str, words: str, judge: Measured, rule
         arms=words,
         judge=judge,
         rule=rule,
+        comparisons=3 if "figure 5" in where else 1,  # this figure's claims, which were stated to be judged together
         page="student_teacher",
         cost=of_gradients,
     )
@@ -281,8 +284,9 @@ LATER = (
             where="appendix E, figure 9",
             says=f"over depths and widths at 5e-4 {name} is unstable more often than FP32",
             arms=f"{name}, FP32",
-            judge=Diverges(("depth_width",), FORMATS[name], FP32, SIZES),
+            judge=Diverges(("depth_width",), FORMATS[name], FP32, SIZES, without_open=True),
             rule=MORE,
+            comparisons=2,  # this figure's claims, which were stated to be judged together
             cost=lambda tables: 22.0,  # results/prestated.md, lot 2
         )
         for suffix, name in (("", "MX mix"), ("-e2m3", "E2M3"))

@@ -58,10 +58,13 @@ class Diverges:
     def counts(self, runs: pd.DataFrame, happened: pd.Series, step: float) -> str:
         if self.unstable:
             return f"{happened.sum():.0f} of {len(runs)} are over 10 times their best at the end"
-        still = runs["open"]
-        how = " and in no fraction" if self.without_open else ""
-        is_open = f", {still.sum()} more are up at the end{how}" if still.any() else ""
-        return f"{happened.sum():.0f} of {len(happened)} diverged by step {step:,.0f}{is_open}"
+        said = up_at_the_end(runs["open"].sum(), " and in no fraction" if self.without_open else "")
+        return f"{happened.sum():.0f} of {len(happened)} diverged by step {step:,.0f}{said}"
+
+
+def up_at_the_end(count: int, how: str) -> str:
+    """Return what is said of runs that are up at their end: ', 2 more are up at the end', or '' if there are none."""
+    return f", {count} more are up at the end{how}" if count else ""
 
 
 def outcome_times(runs: pd.DataFrame) -> pd.DataFrame:
@@ -121,7 +124,7 @@ class Intervention:
     """A judge of the fraction of forks that diverge with an intervention, minus that of the control or of another.
 
     `change` and `against` are columns config.intervention.* that are set, while all others are not. `point` is where
-    the forks begin.
+    the forks begin. Open forks are in no fraction, as results/prestated.md has it for lots of students.
     """
 
     point: str
@@ -140,9 +143,14 @@ class Intervention:
         parts = [own[chosen(own, change)] for change in changes]
         if not all(len(part) for part in parts):
             raise Missing(f"no forks at {self.point} with this intervention")
-        units = [part.groupby("data_seed")["diverged_at"].agg(lambda at: at.notna().mean()) for part in parts]
-        outcomes = tuple(part["diverged_at"].notna().astype(float) for part in parts)
-        note = "; ".join(f"{one.sum():.0f} of {len(one)} diverged" for one in outcomes)
+        still = [part["diverged_at"].isna() & part["rising_at"].notna() for part in parts]
+        counted = [part[~is_open] for part, is_open in zip(parts, still, strict=True)]
+        units = [part.groupby("data_seed")["diverged_at"].agg(lambda at: at.notna().mean()) for part in counted]
+        outcomes = tuple(part["diverged_at"].notna().astype(float) for part in counted)
+        note = "; ".join(
+            f"{one.sum():.0f} of {len(one)} diverged{up_at_the_end(is_open.sum(), ' and in no fraction')}"
+            for one, is_open in zip(outcomes, still, strict=True)
+        )
         left = others(forks, own, changes, ["data_seed"])
         return Evidence(Effect(less(units), outcomes=outcomes), UNITS, note, others=left)
 

@@ -52,9 +52,11 @@ def with_control() -> str:
 
 
 def counted_against(own: pd.DataFrame, point: str, name: str) -> tuple[str, str]:
+    """Return how many forks diverged, and minus the redraw. Open forks are in no fraction, as was stated before."""
     if name == REDRAWN:
         return counted_and_open(own), "-"
-    return counted_and_open(own), shown(difference(own, at(point, REDRAWN, WITH_CONTROL)))
+    redrawn = at(point, REDRAWN, WITH_CONTROL)
+    return counted_and_open(own), shown(difference(own[~own["open"]], redrawn[~redrawn["open"]]))
 
 
 def without_control() -> str:
