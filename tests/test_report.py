@@ -256,7 +256,7 @@ def test_the_page_of_committed_runs_holds_all_of_itself(tmp_path: Path, capsys) 
     assert not re.search(r"(src|href)=\"(?!data:)", text)
     assert "1.7911 ± 0.0164 (2)" in text
     assert "of p=1, RMSNorm" not in text
-    assert "around the best learning rate p=2 and RMSNorm differ little" in text  # two seeds cannot tell, so it is shown
+    assert "around the best learning rate p=2 and RMSNorm differ little" in text  # as two seeds cannot tell
     for name in ("46b5a129726b", "7c38a9fcf00a", "NVIDIA H200", "+experiment=mxnorm_pretrain"):
         assert name in text
 
