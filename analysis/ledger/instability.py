@@ -146,7 +146,7 @@ ABLATIONS = (
             where=where,
             says=says,
             arms=f"{words}; code's teacher",
-            judge=Diverges(DECISIVE, arm, baseline, without_open=True),
+            judge=Diverges(DECISIVE, arm, baseline),
             rule=rule,
             page="student_teacher",
         )

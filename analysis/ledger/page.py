@@ -36,8 +36,8 @@ Every row is one claim of a document, with the rule that decides it. `make claim
   the code in which most units have all arms is used.
 - **Effect.** The mean over units with its interval: the smallest that contains Student's, from eight units on the
   bootstrap's (BCa), and for fractions Wilson's or Newcombe's, cut where fractions and their differences end. Fractions
-  are of all runs at the stated step; for students whose rules were stated before their runs, without those that are up
-  at the end for too few steps to have diverged.
+  are of all runs at the stated step; where a row says so, without students that are up at the end for too few steps to
+  have diverged.
 - **Reproduced**: the 95 % interval lies in the range that the rule names; where arms are claimed to be equal, the 90 %
   one (two one-sided tests). **Contradicted**: it lies wholly on the other side, or arms that are claimed to differ are
   equal within the margin. In all other cases: **cannot tell**. A verdict holds only at the scale in the column "here".
