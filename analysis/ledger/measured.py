@@ -122,7 +122,8 @@ def shapes(of: Callable[[pd.DataFrame], pd.Series], table: str = "kernels", **on
 
 
 def column(name: str) -> Callable[[pd.DataFrame], pd.Series]:
-    return lambda rows: rows[name]
+    """Return what makes a ratio of times by shape: the geometric mean over formats and block sizes."""
+    return lambda rows: np.exp(np.log(rows[name]).groupby([rows["hidden_size"], rows["tokens"]]).mean())
 
 
 def largest(column: str) -> Judge:
@@ -133,23 +134,23 @@ def largest(column: str) -> Judge:
     return judge
 
 
-def faster(column: str) -> Judge:
+def faster(name: str) -> Judge:
     """Return a judge of the fraction of shapes in which a ratio of times is above 1."""
 
     def judge(tables: Tables) -> Evidence:
-        above = (benchmark(tables, "kernels")[column] > 1).astype(float)
+        above = (column(name)(benchmark(tables, "kernels")) > 1).astype(float)
         return Evidence(Effect(above, outcomes=(above,)), "shapes")
 
     return judge
 
 
 def by_tokens(column: str) -> Judge:
-    """Return a judge of the log of a ratio at the most tokens minus that at the fewest, one unit per shape."""
+    """Return a judge of the log of a ratio at the most tokens minus that at the fewest, one unit per hidden size."""
 
     def judge(tables: Tables) -> Evidence:
         rows = benchmark(tables, "kernels")
-        wide = np.log(rows.pivot_table(column, ["format", "block_size", "hidden_size"], "tokens"))
-        return Evidence(Effect(wide[wide.columns.max()] - wide[wide.columns.min()]), "shapes")
+        wide = np.log(rows[column]).groupby([rows["hidden_size"], rows["tokens"]]).mean().unstack()
+        return Evidence(Effect(wide[wide.columns.max()] - wide[wide.columns.min()]), "hidden sizes")
 
     return judge
 

@@ -236,6 +236,7 @@ CLAIMS = (
         says="the speedup grows with the number of tokens",
         judge=table.by_tokens("compiled_over_compiled_rmsnorm"),
         rule=higher(0.01, "ours: 1 %"),
+        needs=17,
     ),
     kernel(
         id="mxnorm-kernel-one-pass",
