@@ -20,7 +20,7 @@ from analysis import difference_plot, loss_curves
 from analysis.command import command
 from analysis.ledger.claim import IMPOSSIBLE, NOT_RUN, Judged
 from analysis.ledger.documents import judged_by_runs
-from analysis.ledger.page import effect
+from analysis.ledger.page import effect, here
 from analysis.ledger.tables import Tables
 from analysis.markup import Html, Number, element, folded, table
 from analysis.mxnorm import fig03_lr_sensitivity, fig06_norm_rms, fig07_histograms, figa3_spike_scores
@@ -51,7 +51,7 @@ CONTENT = f"{DATA}unigram_entropy_nats"  # distinguishes corpora by content, so 
 MOST = 9  # runs in a figure with a panel each, or arms in one with a line each
 ENLARGED = 1.5  # figures, which are made for the columns of a paper
 OPEN = 3  # commands that are shown without being opened
-CLAIMS = ("where", "claim", "here", "evidence")
+CLAIMS = ("where", "claim", "scale there", "scale here", "verdict here", "evidence")
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
 table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; font-size: 13px; display: block; overflow-x: auto }
@@ -158,7 +158,7 @@ def claims(runs: pd.DataFrame) -> Html:
 
 def row(document: str, one: Judged, evidence: str) -> list[object]:
     verdict = element("span", one.verdict, kind=one.verdict.replace(" ", "-"))
-    return [f"{document}, {one.claim.where}", one.claim.says, verdict, evidence]
+    return [f"{document}, {one.claim.where}", one.claim.says, one.claim.there, here(one), verdict, evidence]
 
 
 def configs(runs: pd.DataFrame) -> Html:

@@ -13,7 +13,7 @@ from mxstudy import results
 
 SEED, DATA_SEED = SEEDS = ("config.seed", "config.data_seed")
 RATE, STEPS = "config.optimizer.lr", "config.train.steps"
-WIDTH, DEPTH = "config.model.hidden_size", "config.model.num_layers"
+WIDTH, DEPTH, MLP = "config.model.hidden_size", "config.model.num_layers", "config.model.mlp"
 NORM, SCALE_RULE, SKIP_BLOCKS = "config.norm.kind", "config.precision.scale_rule", "config.precision.skip_blocks"
 PLAN = "config.precision.schedule.0.plan.layers.*"
 ENDED = ("finished", "diverged")
@@ -97,7 +97,12 @@ def scale(runs: pd.DataFrame) -> str:
         return f"{size}, {values(STEPS, '{:,.0f}')} steps"
     lengths = runs[STEPS] * runs["config.train.batch_size"] * runs["config.train.sequence_length"]
     tokens = sorted((lengths / 1e6).unique())
-    return f"{size}, {' to '.join(dict.fromkeys(f'{one:,.0f}' for one in (tokens[0], tokens[-1])))}M tokens"
+    return f"{size}, {' to '.join(dict.fromkeys(map(millions, (tokens[0], tokens[-1]))))}M tokens"
+
+
+def millions(number: float) -> str:
+    """Return a number of millions as a whole one, or one below 1 with its first digit."""
+    return f"{number:,.0f}" if number >= 1 else f"{number:.1g}"
 
 
 def less(units: Sequence[pd.Series]) -> pd.Series:

@@ -22,7 +22,7 @@ from analysis.ledger.students import Diverges, Intervention
 from analysis.ledger.tables import Tables
 from analysis.ledger.training import Difference
 from analysis.statistics import LEAST_UNITS, Effect, Exact, student
-from analysis.units import PLAN
+from analysis.units import MLP, PLAN, WIDTH, scale
 from mxstudy.results import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -221,6 +221,29 @@ def test_a_shape_that_was_timed_in_several_formats_is_one_unit(name: str, units:
     found = judge(ROWS[f"mxnorm-kernel-{name}"], Tables()).evidence
     assert found is not None
     assert found.found.count == units == ROWS[f"mxnorm-kernel-{name}"].needs
+
+
+@each(
+    ("name", "arm", "baseline", "own"),
+    [
+        ("recipe-mixture-of-experts", ("rmsnorm", "mxfp8"), ("rmsnorm", "bf16"), {MLP: "moe"}),
+        ("mxnorm-loss-1b-p2", ("mxnorm", "mxfp8"), ("rmsnorm", "mxfp8"), {WIDTH: 2048}),
+        ("instability-lm-starcoder", ("rmsnorm", "mxfp8"), ("rmsnorm", "bf16"), {"choice.data": "starcoder"}),
+    ],
+)
+def test_a_claim_about_some_models_is_not_judged_by_others(
+    name: str, arm: tuple[str, str], baseline: tuple[str, str], own: dict[str, object]
+) -> None:
+    """A report once called the claim about a mixture of experts reproduced, by runs of a small dense Llama."""
+    for values, is_told in (({MLP: "swiglu", WIDTH: 64, "choice.data": "pysource"}, False), (own, True)):
+        other = {"config.norm.p": 2.0, "config.model.num_heads": 4}
+        parts = [trained(norm, BASE, **{PLAN: plan} | other | values) for norm, plan in (arm, baseline)]
+        found = judge(ROWS[name], Tables(instead={"runs": pd.concat(parts, ignore_index=True)}))
+        assert (found.evidence is not None) == is_told, (name, found)
+
+
+def test_the_scale_of_a_short_run_is_not_zero_tokens() -> None:
+    assert scale(trained("rmsnorm", BASE, **{"config.train.sequence_length": 205})) == "2 x 64, 0.2M tokens"
 
 
 # ------------------------------------------------------------------------------------------------------------- students

@@ -182,6 +182,20 @@ def test_runs_are_grouped_by_arm_and_what_they_say_nothing_of_is_folded() -> Non
     assert "<details>" not in report.commands(many[:3])
 
 
+def test_a_verdict_stands_beside_the_scale_of_its_claim_and_that_of_the_runs() -> None:
+    """A verdict holds only at the scale of its runs, which a report of 0.2M tokens once did not say."""
+    rows = arms("rmsnorm", [2.0, 2.1, 2.2, 2.3]) + arms("mxnorm", [2.1, 2.2, 2.3, 2.4])
+    model = {"num_layers": 3, "hidden_size": 256, "num_heads": 4}
+    train = {"steps": 100, "batch_size": 8, "sequence_length": 256}
+    groups = {"model": model, "train": train, "norm": {"p": 2.0}, "optimizer": {"lr": 1e-3}}
+    config = {f"config.{group}.{key}": value for group, own in groups.items() for key, value in own.items()}
+    frame = runs(rows).assign(**config)
+    frame = frame.assign(commit="a", loss=2.0, tokens_per_s=1.0)
+    told, _ = report.claims(frame).split("<details>")
+    cells = "<td>125M, 2.6B tokens</td><td>3 x 256, 0.2M tokens</td>"
+    assert f"p=2 ends within the paper&#x27;s own difference of RMSNorm</td>{cells}" in told
+
+
 @pytest.mark.usefixtures("figure_rules")
 def test_differences_are_drawn_with_their_signs_and_the_arms_colours() -> None:
     frame = with_arms(swept("mxnorm_p1", "rmsnorm", "mxnorm_p2"))

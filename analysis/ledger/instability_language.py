@@ -27,6 +27,7 @@ WIDE = "20M to 1.7B, 2e17 to 4.8e19 FLOPs, about 70 models a format"
 # The largest of the paper's models: 1.74 billion parameters for 4.84e19 FLOPs; four pairs.
 LARGEST = (1.74e9, 4.84e19 / (6 * 1.74e9), 8)
 AT_2E_4 = {PLAN: "mxfp8", RATE: 2e-4}
+STARCODER, ON_CODE = ("unstable_pairs_starcoder",), {"choice.data": "starcoder"}
 # Figure 12: n = 9, 73 million parameters, 50,000 steps of 262,144 tokens; four pairs.
 FIGURE_12 = (7.27e7, 50_000 * 262_144, 8)
 
@@ -125,7 +126,7 @@ CLAIMS = (
         where="appendix J, figure 18",
         says="on code, too, models diverge in E4M3: it is not the data set",
         arms="E4M3 on StarCoder, bf16",
-        judge=at_scale(*ALL_SIZES_TWICE, Dies(("unstable_pairs_starcoder",), {PLAN: "mxfp8"}, BF16, SIZES)),
+        judge=at_scale(*ALL_SIZES_TWICE, Dies(STARCODER, ON_CODE | {PLAN: "mxfp8"}, ON_CODE | BF16, SIZES)),
         rule=higher(*OF_SIZES),
     ),
     claim(

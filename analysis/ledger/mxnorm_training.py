@@ -19,13 +19,14 @@ from analysis.ledger.training import (
     largest_input,
     reach,
 )
-from analysis.units import NORM, RATE
+from analysis.units import NORM, RATE, WIDTH
 
 POWER = "config.norm.p"
 RMS = {NORM: "rmsnorm"}
 P1 = {NORM: "mxnorm", POWER: 1.0}
 P2 = {NORM: "mxnorm", POWER: 2.0}
 POST = {NORM: "mxnorm_postround"}
+OF_1B = {WIDTH: 2048}
 PROXY = ("spike_proxy",)
 SENSITIVITY = ("lr_sensitivity_paired", "lr_sensitivity")  # the code that has more pairs comes first
 WINDOW = (2.0**-5, 2.0**-3)
@@ -68,7 +69,7 @@ CLAIMS = (
             says=f"at 1B, too, {words} ends as RMSNorm does at the best learning rate",
             there="1B, 21B tokens",
             arms=f"{words}, RMSNorm",
-            judge=at_scale(1.0e9, 20.97e9, 8, Difference(("convergence",), arm, RMS)),
+            judge=at_scale(1.0e9, 20.97e9, 8, Difference(("convergence",), arm | OF_1B, RMS | OF_1B)),
             rule=equal(*OWN_DIFFERENCE),
         )
         for name, words, arm in (("p1", "p=1", P1), ("p2", "p=2", P2))

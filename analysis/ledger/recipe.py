@@ -10,10 +10,10 @@ from analysis.ledger import measured as table
 from analysis.ledger.claim import ARITHMETIC, EVALUATION, KERNEL, PRETRAINING, Claim
 from analysis.ledger.rules import between, equal, higher, none_of_them
 from analysis.ledger.training import Dies, Difference, Scores, at_scale, without_blackwell
-from analysis.units import NORM, PLAN, SCALE_RULE, STEPS, WIDTH
+from analysis.units import MLP, NORM, PLAN, SCALE_RULE, STEPS, WIDTH
 
 BF16, MXFP8, FP8 = {PLAN: "bf16"}, {PLAN: "mxfp8"}, {PLAN: "fp8_tensor"}
-RMS = {NORM: "rmsnorm"}
+EXPERTS = {MLP: "moe", NORM: "rmsnorm"}
 PERPLEXITY = (log(1.005), "0.50 % of perplexity, section 3.3")
 OF_TASKS = (2.1, "half of p=1's deficit in the MXNorm paper's table 2; this one states none")
 SHORT, LONG = "843M, 300B tokens", "843M, 1T tokens"
@@ -260,7 +260,7 @@ TRAINED = (
         says="a mixture of experts ends within 0.1 % of bf16's loss",
         there="16B, 2.5B active, 1T tokens",
         arms="MXFP8, bf16; RMSNorm",
-        judge=Difference(("moe",), MXFP8 | RMS, BF16 | RMS, is_relative=True),
+        judge=Difference(("moe",), MXFP8 | EXPERTS, BF16 | EXPERTS, is_relative=True),
         rule=equal(0.001, "0.1 %, relative"),
         page="moe",
     ),
