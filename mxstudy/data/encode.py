@@ -86,11 +86,8 @@ def encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype, 
 def begin(tokenizer: Tokenizer, dtype: np.dtype) -> None:
     """Initialise a process of the pool: one thread, ignores Ctrl-C, exits when its parent exits."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGUSR2,
-    ):  # the parent alone decides when to stop
+    # the parent alone decides when to stop
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=leave_with_parent, daemon=True).start()
     _own.set((tokenizer, dtype))

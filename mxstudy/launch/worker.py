@@ -26,9 +26,9 @@ from mxstudy.studies import study_of
 from mxstudy.tracking.folder import STALE_AFTER_S, RunFolder, RunLocked
 from mxstudy.tracking.provenance import provenance
 from mxstudy.train.process_group import find_rank
+from mxstudy.train.signals import leave_closed_terminal, stopping
 from mxstudy.whole_files import replace_file
 
-STOPPING = (signal.SIGTERM, signal.SIGUSR2)
 OF_THE_MACHINE = ("python", "torch", "torchao", "triton", "host", "gpu")
 
 
@@ -92,11 +92,11 @@ def attempt(folder: RunFolder, body: Callable[[RunFolder], str]) -> str:
         return "preempted"
     except Exception as error:
         log, reason = folder.path / "error.log", f"{rank_prefix()}{type(error).__name__}: {error}"
-        print(f"failed: {reason}  ({log})", flush=True)
         with suppress(OSError):  # a full disk may be the reason of the failure
             if not rank_prefix() or folder.status().state != "failed":  # another process has recorded the first failure
                 folder.update(state="failed", reason=reason)
                 replace_file(log, traceback.format_exc())
+        print(f"failed: {reason}  ({log})", flush=True)  # last: who read the output may have left, as `head` does
         return "failed"
 
 
@@ -105,9 +105,11 @@ def raising_on_signals() -> Iterator[None]:
     """Raise Stopped on a signal that asks the process to stop, unless training has set handlers of its own."""
 
     def leave(signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGHUP:
+            leave_closed_terminal()
         raise Stopped(signal.Signals(signum).name)
 
-    before: dict[signal.Signals, Any] = {s: signal.signal(s, leave) for s in STOPPING}
+    before: dict[signal.Signals, Any] = {s: signal.signal(s, leave) for s in stopping()}
     try:
         yield
     finally:

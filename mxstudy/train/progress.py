@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TextIO
 
 PLAIN_EVERY_S, TERMINAL_EVERY_S = 30.0, 0.1
@@ -50,10 +51,9 @@ class Progress:
         if self.is_terminal:
             room = shutil.get_terminal_size().columns - 1  # a longer line would wrap and could not be rewritten
             label = self.label[: max(room - len(text) - 2, 0)]
-            self.stream.write(f"\r\033[K{f'{label}  {text}'[:room]}")
+            self.put(f"\r\033[K{f'{label}  {text}'[:room]}")
         else:
-            self.stream.write(f"{self.label}  {text}\n")
-        self.stream.flush()
+            self.put(f"{self.label}  {text}\n")
         self.is_open = self.is_terminal
 
     def left(self, done: int, now_s: float) -> str:
@@ -65,9 +65,14 @@ class Progress:
     def close(self) -> None:
         """End the terminal's line, so that the next output starts on a new one."""
         if self.is_open:
-            self.stream.write("\n")
-            self.stream.flush()
+            self.put("\n")
         self.is_open = False
+
+    def put(self, text: str) -> None:
+        """Write the text, if the stream can still be written to: a terminal that has closed ends no training."""
+        with suppress(OSError):
+            self.stream.write(text)
+            self.stream.flush()
 
 
 def rate_text(row: Mapping[str, Any], key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,28 @@ import torch
 
 from mxstudy.distributed import max_over_ranks, world_size
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
-
 _received: ContextVar[list[Signals] | None] = ContextVar("received", default=None)
 
 
+def stopping() -> tuple[Signals, ...]:
+    """Return the signals, beside Ctrl-C, that ask to stop: under nohup a terminal that closes does not."""
+    is_under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGUSR2) if is_under_nohup else (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
+
+
+def leave_closed_terminal() -> None:
+    """Print nowhere from now on, where output went to a terminal that has closed: to write there would be an error."""
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream)
+            os.close(nowhere)
+
+
 class Leave:
-    """Make SIGTERM, SIGUSR2 and Ctrl-C only set `signal` within the block; afterwards the old handlers are restored.
+    """Make Ctrl-C and `stopping` signals only set `signal` within the block; afterwards the old handlers are restored.
 
     With several ranks, `signal` is what this rank received itself; a rank stops only for a signal that `agree` returns.
     """
@@ -28,7 +44,9 @@ class Leave:
     signal: Signals | None = None
 
     def __enter__(self) -> Leave:
-        self._handlers: dict[int, Any] = {number: signal.signal(number, self._set) for number in SIGNALS}
+        self._handlers: dict[int, Any] = {
+            number: signal.signal(number, self._set) for number in (*stopping(), signal.SIGINT)
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,6 +72,8 @@ class Leave:
     def _set(self, number: int, _: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number:
             raise KeyboardInterrupt  # a second Ctrl-C ends the run at once
+        if number == signal.SIGHUP:
+            leave_closed_terminal()
         self.signal = Signals(number)
 
 

@@ -42,6 +42,11 @@ def get_sigusr2(folder: RunFolder) -> str:
     return "finished"
 
 
+def close_terminal(folder: RunFolder) -> str:
+    os.kill(os.getpid(), signal.SIGHUP)
+    return "finished"
+
+
 def test_jobs_run_in_order_with_a_line_each(
     tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +180,21 @@ def full() -> None:
     raise OSError(errno.ENOSPC, "No space left on device", "memberships.json")
 
 
+def test_a_run_whose_output_nobody_reads_any_more_says_so_in_its_folder(
+    tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state once stayed `running`, and later it was "killed without a message"."""
+
+    def gone(*_: object, **__: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    job = claim(plan(seeds(tmp_path, 1))[0])
+    monkeypatch.setattr("builtins.print", gone)
+    with pytest.raises(BrokenPipeError):
+        worker.attempt(job, gone)
+    assert (job.status().state, job.status().reason) == ("failed", "BrokenPipeError: [Errno 32] Broken pipe")
+
+
 def test_what_another_process_finished_meanwhile_is_skipped(tmp_path: Path, study: FakeStudy) -> None:
     jobs = plan(seeds(tmp_path, 1, 2))
     claim(jobs[1]).update(state="finished")
@@ -185,7 +205,12 @@ def test_what_another_process_finished_meanwhile_is_skipped(tmp_path: Path, stud
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("outcome", "reason", "code"),
-    [(preempt, "SIGTERM", 143), (press_ctrl_c, "SIGINT", 130), (get_sigusr2, "SIGUSR2", 140)],
+    [
+        (preempt, "SIGTERM", 143),
+        (press_ctrl_c, "SIGINT", 130),
+        (get_sigusr2, "SIGUSR2", 140),
+        (close_terminal, "SIGHUP", 129),
+    ],
 )
 def test_a_signal_ends_the_sequence_and_the_same_command_goes_on(
     tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str], outcome, reason: str, code: int
@@ -225,10 +250,10 @@ def test_a_signal_that_comes_too_late_for_its_job_ends_the_sequence_too(
 
 
 def test_handlers_are_put_back(tmp_path: Path, study: FakeStudy) -> None:
-    before = [signal.getsignal(s) for s in worker.STOPPING]
+    before = [signal.getsignal(s) for s in worker.stopping()]
     study.outcomes["norm=rmsnorm seed=1"] = fail
     inline.run_jobs(plan(seeds(tmp_path, 1)))
-    assert [signal.getsignal(s) for s in worker.STOPPING] == before
+    assert [signal.getsignal(s) for s in worker.stopping()] == before
 
 
 @pytest.mark.integration

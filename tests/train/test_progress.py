@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 
 import pytest
@@ -92,3 +93,15 @@ def test_a_long_line_does_not_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
 @each(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3605, "1:00:05")])
 def test_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text
+
+
+class Closed(Terminal):
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_terminal_that_has_closed_ends_no_training() -> None:
+    live = Progress("seed=1", 2, Closed())
+    live.show(row(0))
+    live.show(row(1))
+    assert not live.is_open

@@ -1,5 +1,8 @@
 import os
+import pty
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -44,3 +47,38 @@ def test_a_process_alone_agrees_with_itself():
         assert leave.agree() is None
         os.kill(os.getpid(), signal.SIGTERM)
         assert leave.agree() == signal.SIGTERM
+
+
+IN_A_TERMINAL = """
+import os, signal, sys
+from mxstudy.train.signals import Leave
+with Leave() as leave:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("after the terminal has closed", flush=True)
+    sys.exit(leave.agree() or 0)
+"""
+
+
+@pytest.mark.integration
+def test_a_terminal_that_closes_stops_a_run_in_time_which_may_still_print():
+    """Such a run was killed once, and lost all steps since its last checkpoint."""
+    outside, terminal = pty.openpty()
+    command = [sys.executable, "-c", IN_A_TERMINAL]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=terminal, stderr=terminal) as run:
+        os.close(terminal)
+        assert os.read(outside, 100) == b"ready\r\n"
+        os.close(outside)
+        run.communicate(b"\n")
+    assert run.returncode == signal.SIGHUP
+
+
+def test_under_nohup_a_terminal_that_closes_stops_nothing():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Leave() as leave:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert leave.agree() is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
