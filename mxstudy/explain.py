@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 from hydra.errors import MissingConfigException
+from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from mxstudy.compat.hydra import CHOSEN_ALREADY, NAMED_IN, NOTHING_TO_OVERRIDE, UnreadableFile
@@ -44,6 +45,8 @@ def explain(error: Exception) -> str:
             return as_a_whole(group, key)
         if (not names and "." in key) or may_be_added(key, str(cause.parent_node.get("kind"))):
             return f"{key}: not in the config yet; write +{key}{'.KEY' * is_section(key)}=VALUE"
+        if "." not in key and (near := full_keys(key, cause.parent_node)):
+            return f"{key}: no such key; did you mean {' or '.join(near)}?"
         if owner := belongs_to(key):
             return f"{key}: no such key here; it belongs to {owner}"
         own = [name for name in names if name != "hydra"] or list(groups())
@@ -59,6 +62,12 @@ def explain(error: Exception) -> str:
             return f"{error.full_key}: copies {followed[1]}, which is null now; write {error.full_key}=VALUE as well"
         return f"{error.full_key}: {str(error).splitlines()[0]}"
     return " ".join(one_line(part) for part in (error, cause) if part is not None)
+
+
+def full_keys(key: str, config: DictConfig) -> list[str]:
+    """Return the keys of the config's sections whose last part is `key`: optimizer.lr for lr."""
+    sections = {name: node for name, node in config.items_ex(resolve=False) if isinstance(node, DictConfig)}
+    return [f"{name}.{key}" for name, node in sections.items() if name != "hydra" and key in node]
 
 
 def unknown_name(error: MissingConfigException) -> str:

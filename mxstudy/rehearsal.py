@@ -67,14 +67,15 @@ def endless(data: Any) -> Iterator[dict[str, Any]]:
 
 
 def without_foreign(values: Mapping[str, Any], cls: Any, rehearsal: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `values` without those that the debug choice has set and for which `cls` has no key.
+    """Return `values` without those that the debug choice has set for other kinds of run than `cls`.
 
-    A value that the user has set for an unknown key stays, so that it is refused.
+    These are the keys that `cls` lacks, and sections where it has a text, as `checkpoint` of an evaluation. A value
+    that the user has set for an unknown key stays, so that it is refused.
     """
     own, kept = type_hints(cls), {}
     for key, value in values.items():
         if key in own and dataclasses.is_dataclass(own[key]) and isinstance(value, dict):
             kept[key] = without_foreign(value, own[key], rehearsal.get(key) or {})
-        elif key in own or rehearsal.get(key, ...) != value:
+        elif rehearsal.get(key, ...) != value or (key in own and not (own[key] is str and isinstance(value, dict))):
             kept[key] = value
     return kept

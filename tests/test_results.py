@@ -198,6 +198,9 @@ def test_a_path_is_a_folder_of_runs_or_what_tables_begin_with(tmp_path: Path, fo
         load([tmp_path / "kept"], "runs")
     with pytest.raises(ConfigError, match="has any outliers; was the probe on"):
         load([folders[0].path], "outliers")
+    (folders[0].path / "metrics.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"has any metrics; is its journal, metrics\.jsonl, still there\?"):
+        load([folders[0].path], "metrics")
 
 
 def test_a_table_is_compact(tmp_path: Path) -> None:

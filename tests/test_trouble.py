@@ -18,6 +18,8 @@ import pytest
 from commands import OWN_TEXT, SMALL, Fault, call, corpus, run, run_here, status, the_run
 from each import slow_but
 
+from mxstudy.reader import ConfigError
+from mxstudy.studies.pretrain.run import check_journal
 from mxstudy.tracking import mlflow_mirror as mirroring
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.found_runs import find_runs
@@ -90,6 +92,12 @@ def test_a_spoilt_checkpoint_fails_the_run_and_the_one_before_goes_on(spoil: Cal
     assert call(*command)[0] == 0
     assert losses(here) == undisturbed
     assert tokenizer.read_bytes() == whole
+
+
+def test_a_checkpoint_without_a_journal_says_what_to_delete(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step_00000006").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"jsonl: step 0 is missing, .* to go on from the beginning, delete the fold"):
+        check_journal(RunFolder(tmp_path), 6)
 
 
 @pytest.mark.integration

@@ -146,7 +146,8 @@ def load(paths: Sequence[Path | str], kind: str) -> pd.DataFrame:
     frames = [read_file(table) if (table := table_of(path, kind)) else rows_of_kind(path, kind) for path in paths]
     frame = pd.concat(frames, ignore_index=True)
     if not len(frame):
-        raise NoRows(f"{', '.join(map(str, paths))}: no run there has any {kind}; was the probe on?")
+        why = "is its journal, metrics.jsonl, still there?" if kind == "metrics" else "was the probe on?"
+        raise NoRows(f"{', '.join(map(str, paths))}: no run there has any {kind}; {why}")
     return frame
 
 

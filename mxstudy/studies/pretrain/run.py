@@ -216,12 +216,13 @@ def used_of(taken: Mapping[str, float]) -> str:
 
 def check_journal(folder: RunFolder, start: int) -> None:
     """Raise ConfigError if the journal lacks a step before `start`, at which a resumed run continues."""
-    missing = first_missing(read_journal(folder.journal_path), start) if start else None
+    path = folder.journal_path
+    missing = first_missing(read_journal(path) if path.exists() else [], start) if start else None
     if missing is not None:
         reached = max((step for step in folder.checkpoint_steps() if step <= missing), default=None)
         go_on = f"{CHECKPOINT}{reached:08d}" if reached is not None else "the beginning"
         raise ConfigError(
-            f"{folder.journal_path}: step {missing} is missing, and the newest checkpoint is at step {start}; to go on "
+            f"{path}: step {missing} is missing, and the newest checkpoint is at step {start}; to go on "
             f"from {go_on}, delete the folders of later steps in {folder.checkpoints}"
         )
 
