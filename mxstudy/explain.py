@@ -12,11 +12,18 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from mxstudy.compat.hydra import CHOSEN_ALREADY, NAMED_IN, NOTHING_TO_OVERRIDE, UnreadableFile
+from mxstudy.compat.hydra import (
+    CHOSEN_ALREADY,
+    NAMED_IN,
+    NOTHING_TO_OVERRIDE,
+    OVERRIDES_BELOW_ITSELF,
+    UnreadableFile,
+)
 from mxstudy.config.conf_folders import CONF, STARTS
 from mxstudy.help.answers import belongs_to, is_section, may_be_added
 from mxstudy.help.group_choices import groups, visible
 from mxstudy.reader import ConfigError, one_line, suggest
+from mxstudy.tracking.choices import GLOBAL
 
 AS_TRAINED = "as_trained"
 # Groups with the choice as_trained, and a key that each of their other choices sets.
@@ -109,7 +116,7 @@ def nothing_to_run(values: Iterable[str], choices: Mapping[str, str]) -> str:
     """
     for group in ("experiment", "sweep"):
         if group in choices:
-            advice = "begin it with '# @package _global_', and its defaults with - /study: NAME"
+            advice = f"begin it with '{GLOBAL}', and its defaults with - /study: NAME"
             return f"{group}={choices[group]}: its file names no kind of run; {advice}"
     for key in values:
         for near in difflib.get_close_matches(key, STARTS, n=1):
@@ -132,6 +139,7 @@ FOLLOWS_NULL = r"Error trying to access (\S+): node `\w+` is not a container"
 
 # Patterns of Hydra's messages, with the text that follows the group's name in our message.
 ADVICE: dict[str, Callable[[str], str]] = {
+    OVERRIDES_BELOW_ITSELF: lambda name: f"its choices would stand below a key of their own; begin it with '{GLOBAL}'",
     NOTHING_TO_OVERRIDE: nothing_to_replace,
     CHOSEN_ALREADY: lambda group: f"is chosen already; write {group}=NAME, without a plus",
 }

@@ -165,6 +165,17 @@ def test_a_misspelt_choice_inside_a_yaml_file_is_refused(tmp_path: Path) -> None
     assert refusal("+experiment=mine", "--config-dir", str(tmp_path)) == "nrom: no such group; did you mean 'norm'?"
 
 
+@pytest.mark.integration
+def test_an_experiment_that_overrides_choices_without_its_first_line_is_told_so(tmp_path: Path) -> None:
+    """It was once told to start from an experiment."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "defaults:\n  - /study: pretrain\n  - override /norm: mxnorm_p2\n"
+    )
+    line = refusal("+experiment=mine", "--config-dir", str(tmp_path))
+    assert line.startswith("experiment/mine: its choices would stand below a key of their own; begin it with '# @pack")
+
+
 OTHERS = "a choice of another group is - /GROUP: CHOICE"
 NAMED = [
     ("experiment", "quickstrat", f"quickstrat, which is no file of experiment; {OTHERS}; did you mean 'quickstart'?"),

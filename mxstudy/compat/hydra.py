@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 # Patterns of Hydra's messages with the group or the file they name, for which its errors have no field.
 NOTHING_TO_OVERRIDE = r"Could not override '([^'@]+)"
+OVERRIDES_BELOW_ITSELF = r"^In '((experiment|sweep)/[^']+)': Could not override '[^'@]+@\2\."
 CHOSEN_ALREADY = r"Multiple values for ([^.]+)\."
 NAMED_IN = r"^In '([^']+)': Could not "
 
