@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from io import StringIO
+from io import BytesIO, StringIO
 from xml.sax.saxutils import escape
 
+import numpy as np
 import pandas as pd
 from each import each
 from figure_rules import broken
@@ -109,3 +110,12 @@ def test_a_dollar_in_the_name_of_an_arm_is_a_dollar_in_a_figure_that_is_not_save
     (drawn,) = figure.legends
     assert name in lower.get_ylabel()
     assert not any(text.get_parse_math() for text in (lower.yaxis.label, drawn.get_title(), *drawn.get_texts()))
+
+
+def test_a_line_of_a_single_point_is_seen() -> None:
+    """A figure of a probe that had measured once was empty."""
+    figure = Figure()
+    axes = figure.subplots()
+    one, two = (axes.plot(range(count), [3.0, np.nan, 4.0][:count])[0] for count in (2, 3))
+    save_figure(figure, BytesIO())
+    assert (one.get_marker(), two.get_marker()) == (".", "None")

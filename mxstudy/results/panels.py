@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from mxstudy.results.curves import Curves, band, draw_arm
@@ -110,10 +111,16 @@ def colors_in(artists: Iterable[Any]) -> set[str]:
 def save_figure(figure: Any, to: Any, **options: Any) -> None:
     """Write a figure. No text is a formula but the numbers of logarithmic axes, so that `$` in a name stays as it is.
 
+    A line of a single point would show nothing, so it gets a dot, as after one measurement of a probe.
+
     `to` and `options` are those of matplotlib's savefig.
     """
+    from matplotlib.lines import Line2D
     from matplotlib.text import Text
 
+    for line in figure.findobj(Line2D):
+        if line.get_marker() == "None" and np.isfinite(line.get_xydata()).all(axis=1).sum() == 1:
+            line.set_marker(".")
     for text in figure.findobj(Text):
         if text.get_text() and not text.get_text().startswith(POWER):  # until they are drawn, numbers have no text
             text.set_parse_math(False)
