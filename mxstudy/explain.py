@@ -74,7 +74,7 @@ def explain(error: Exception) -> str:
 def full_keys(key: str, config: DictConfig) -> list[str]:
     """Return the keys of the config's sections whose last part is `key`: optimizer.lr for lr."""
     sections = {name: node for name, node in config.items_ex(resolve=False) if isinstance(node, DictConfig)}
-    return [f"{name}.{key}" for name, node in sections.items() if name != "hydra" and key in node]
+    return [f"{name!s}.{key}" for name, node in sections.items() if name != "hydra" and key in node]
 
 
 def unknown_name(error: MissingConfigException) -> str:

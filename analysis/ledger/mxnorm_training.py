@@ -22,11 +22,11 @@ from analysis.ledger.training import (
 from analysis.units import NORM, RATE, WIDTH
 
 POWER = "config.norm.p"
-RMS = {NORM: "rmsnorm"}
+RMS: dict[str, object] = {NORM: "rmsnorm"}
 P1 = {NORM: "mxnorm", POWER: 1.0}
 P2 = {NORM: "mxnorm", POWER: 2.0}
 POST = {NORM: "mxnorm_postround"}
-OF_1B = {WIDTH: 2048}
+OF_1B: dict[str, object] = {WIDTH: 2048}
 PROXY = ("spike_proxy",)
 SENSITIVITY = ("lr_sensitivity_paired", "lr_sensitivity")  # the code that has more pairs comes first
 WINDOW = (2.0**-5, 2.0**-3)
