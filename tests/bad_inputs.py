@@ -70,6 +70,7 @@ VALUES = [
     ("optimizer.weight_decay=inf", "optimizer.weight_decay: must be a finite number, not inf"),
     ("optimizer.betas=[nan,0.9]", "optimizer.betas[0]: must be a finite number, not nan"),
     ("optimizer.betas=[0.9]", "optimizer.betas: needs 2 values, not 1"),
+    ("optimizer.betas=[1.0,0.9]", "optimizer.betas: must lie in 0 .. 1, below 1, not [1.0, 0.9]"),
     ("optimizer.max_grad_norm=nan", "optimizer.max_grad_norm: must be a finite number, not nan"),
     ("optimizer.max_grad_norm=0", "optimizer.max_grad_norm: must be positive (inf: none), not 0.0"),
     ("schedule.warmup_fraction=2", "schedule.warmup_fraction: must lie in 0..1, not 2.0"),

@@ -132,7 +132,7 @@ def test_a_config_written_as_yaml_reads_back_equal() -> None:
         ),
         ({"runs_dir": ""}, "runs_dir: must name a folder, not ''"),
         ({"cache_dir": " "}, "cache_dir: must name a folder, not ' '"),
-        ({"optimizer__betas": [0.9, 1.5]}, "optimizer.betas: must lie in 0 .. 1, not [0.9, 1.5]"),
+        ({"optimizer__betas": [0.9, 1.5]}, "optimizer.betas: must lie in 0 .. 1, below 1, not [0.9, 1.5]"),
         ({"optimizer__eps": -1}, "optimizer.eps: must be finite and not negative, not -1.0"),
         ({"optimizer__weight_decay": -1}, "optimizer.weight_decay: must be finite and not negative, not -1.0"),
         (

@@ -101,7 +101,7 @@ class Adam:
 
     def __post_init__(self) -> None:
         for beta in self.betas:
-            require(0 <= beta < 1, f"betas: must lie in 0 .. 1, not {list(self.betas)}")
+            require(0 <= beta < 1, f"betas: must lie in 0 .. 1, below 1, not {list(self.betas)}")
         require(self.eps >= 0, f"eps: must not be negative, not {self.eps}")
 
 
@@ -111,7 +111,7 @@ class SGD:
     momentum: float = 0.0  # fraction of the last step that is kept; 0: none
 
     def __post_init__(self) -> None:
-        require(0 <= self.momentum < 1, f"momentum: must lie in 0 .. 1, not {self.momentum}")
+        require(0 <= self.momentum < 1, f"momentum: must lie in 0 .. 1, below 1, not {self.momentum}")
 
 
 StudentOptimizer = Adam | SGD

@@ -23,7 +23,7 @@ class AdamW:
     def __post_init__(self) -> None:
         require(0 < self.lr < math.inf, f"lr: must be positive and finite, not {self.lr}")
         for beta in self.betas:
-            require(0 <= beta < 1, f"betas: must lie in 0 .. 1, not {list(self.betas)}")
+            require(0 <= beta < 1, f"betas: must lie in 0 .. 1, below 1, not {list(self.betas)}")
         for name in ("eps", "weight_decay"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name}: must be finite and not negative, not {value}")

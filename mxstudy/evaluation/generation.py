@@ -29,7 +29,7 @@ from mxstudy.reader import require
 ENDS = {
     "eos": "then the model ended the text",
     "max_new_tokens": "as many as asked",
-    "context": "as many as the training's sequences have",
+    "context": "then the text was as long as the training's sequences",
     "nan": "then its logits were not finite",
 }
 

@@ -144,6 +144,7 @@ def test_a_text_says_why_it_ends() -> None:
         Text("ab", "", 0, "nan"),
     ]
     assert blocks(found)[1] == "--- 1 token, then the model ended the text\nabh"
+    assert blocks(found)[2] == "--- 2 tokens, then the text was as long as the training's sequences\nabhi"
     assert blocks([Text("a\n", "\x1b[2J\t\x07é", 5, "eos")])[0].endswith("\na\n\\x1b[2J\t\\x07é")
 
 
