@@ -294,3 +294,13 @@ def test_a_choice_of_the_users_own_is_of_the_kind_of_run_of_its_base(tmp_path: P
     bad, good = compose(QUICK, "optimizer=nesterov,mine", f"--config-dir={tmp_path}")
     assert str(bad.values) == OF_STUDENTS.format("optimizer=nesterov", "choose from adamw, mine")
     assert value(good, "optimizer.lr") == 0.005  # the experiment's
+
+
+def test_a_reader_of_the_output_that_leaves_is_no_wrong_command() -> None:
+    """`dry_run=true | head -3` printed 'Broken pipe', as if the command were wrong; now __main__ ends it in silence."""
+
+    def printing(jobs: object, launcher: object) -> int:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        through_hydra.hand_over(["+experiment=quickstart", "+debug=tiny", "tracking=none"], printing)

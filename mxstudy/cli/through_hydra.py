@@ -52,6 +52,8 @@ def hand_over(arguments: Sequence[str], take: Take | None = None) -> None:
         register(SWEEPS, arguments)
         with callers_hydra_aside():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
+    except BrokenPipeError:  # who read what was printed has left, as `head` does: nothing is wrong with the command
+        raise
     except (HydraException, OmegaConfBaseException, ConfigError, OSError) as error:
         raise ConfigError(explain(error)) from None  # a notebook would show a hundred lines of Hydra
     finally:
