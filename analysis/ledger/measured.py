@@ -20,8 +20,7 @@ def in_table(kind: str, of: Callable[[pd.DataFrame], float]) -> Judge:
     """Return a judge of one number that a function makes of a whole table of the approximation study."""
 
     def judge(tables: Tables) -> Evidence:
-        rows = tables.load(kind, APPROXIMATION)
-        return Evidence(Exact(of(rows), len(rows)), "rows")
+        return Evidence(Exact(of(tables.load(kind, APPROXIMATION))), "table")
 
     return judge
 
