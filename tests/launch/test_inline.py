@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ def get_sigusr2(folder: RunFolder) -> str:
 def close_terminal(folder: RunFolder) -> str:
     os.kill(os.getpid(), signal.SIGHUP)
     return "finished"
+
+
+@pytest.fixture
+def not_nohup() -> Iterator[None]:
+    """Let a terminal that closes stop this process, even if the tests were begun with nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_jobs_run_in_order_with_a_line_each(
@@ -213,7 +222,7 @@ def test_what_another_process_finished_meanwhile_is_skipped(tmp_path: Path, stud
     ],
 )
 def test_a_signal_ends_the_sequence_and_the_same_command_goes_on(
-    tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str], outcome, reason: str, code: int
+    tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str], not_nohup, outcome, reason: str, code: int
 ) -> None:
     study.outcomes["seed=1"] = outcome
     jobs = plan(seeds(tmp_path, 1, 2))
