@@ -126,9 +126,11 @@ def column(name: str) -> Callable[[pd.DataFrame], pd.Series]:
 
 
 def largest(column: str) -> Judge:
+    """Return a judge of the largest ratio of any shape in any format."""
+
     def judge(tables: Tables) -> Evidence:
-        values = benchmark(tables, "kernels")[column]
-        return Evidence(Exact(float(values.max()), len(values)), "shapes")
+        of_shapes = benchmark(tables, "kernels").groupby(["hidden_size", "tokens"])[column].max()
+        return Evidence(Exact(float(of_shapes.max()), len(of_shapes)), "shapes")
 
     return judge
 
