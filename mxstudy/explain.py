@@ -52,7 +52,8 @@ def explain(error: Exception) -> str:
             return as_a_whole(group, key)
         if (not names and "." in key) or may_be_added(key, str(cause.parent_node.get("kind"))):
             return f"{key}: not in the config yet; write +{key}{'.KEY' * is_section(key)}=VALUE"
-        if "." not in key and (near := full_keys(key, cause.parent_node)):
+        is_last_part = "." not in key and key != "kind"  # nobody sets a kind: groups do
+        if is_last_part and (near := full_keys(key, cause.parent_node)):
             return f"{key}: no such key; did you mean {' or '.join(near)}?"
         if owner := belongs_to(key):
             return f"{key}: no such key here; it belongs to {owner}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,11 +26,14 @@ def stopping() -> tuple[Signals, ...]:
 
 
 def leave_closed_terminal() -> None:
-    """Print nowhere from now on, where output went to a terminal that has closed: to write there would be an error."""
+    """Print nowhere from now on, where output went to a terminal that has closed, or to `tee` in it, which has ended.
+
+    To write there would be an error.
+    """
     for stream in (1, 2):
-        try:
-            os.write(stream, b"")
-        except OSError:
+        watched = select.poll()
+        watched.register(stream, 0)  # errors are reported always
+        if watched.poll(0):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream)
             os.close(nowhere)

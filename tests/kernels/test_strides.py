@@ -76,6 +76,6 @@ def test_strides_of_arguments_are_not_those_of_results(call: tuple[object, ...])
             one if isinstance(one, tuple) else (one,) for one in (operator(*given), operator(first, *rest))
         )
         assert all(one.is_contiguous() for one in found)
-        if DEVICE == "cuda":  # on a CPU a reference may add up a row in another order
+        if DEVICE == "cuda" and name != "linear_gradients":  # a reference on a CPU, and cuBLAS, may add up otherwise
             for one, other in zip(found, wanted, strict=True):
                 assert_same_bits(one, other)

@@ -78,6 +78,27 @@ def test_a_terminal_that_closes_stops_a_run_in_time_which_may_still_print():
     assert run.returncode == 100 + signal.SIGHUP
 
 
+@pytest.mark.integration
+def test_the_reader_of_the_output_may_end_with_the_terminal():
+    """As `tee` does in `python -m mxstudy ... | tee log`."""
+    command = [sys.executable, "-c", IN_A_TERMINAL]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+        assert run.stdin is not None
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"ready\n"
+        run.stdout.close()
+        run.stdin.write(b"\n")
+    assert run.returncode == 100 + signal.SIGHUP
+
+
+@pytest.mark.integration
+def test_a_file_of_the_output_stays_one(tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        run = subprocess.run([sys.executable, "-c", IN_A_TERMINAL], input=b"\n", stdout=log)
+    assert run.returncode == 100 + signal.SIGHUP
+    assert (tmp_path / "log").read_text().splitlines() == ["ready", "after the terminal has closed"]
+
+
 def test_under_nohup_a_terminal_that_closes_stops_nothing():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
