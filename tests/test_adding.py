@@ -196,8 +196,8 @@ def test_a_hadamard_field_of_the_gemms_that_an_operand_reads(copy: Copy, losses_
     copy.replace(CASTS, "    wgrad_x: Cast | None = None\n", "    wgrad_x: Cast | None = None\n    hadamard: int = 0\n")
     copy.replace(
         MATMUL,
-        '        x, cast = self.rotated(x, name.partition("_")[0], axis), getattr(self.gemms, name)\n',
-        '        x, cast = self.rotated(x, name.partition("_")[0], axis), getattr(self.gemms, name)\n'
+        "        x, cast = self.rotated(x, gemm_of(name), axis), self.gemms.cast_of(name)\n",
+        "        x, cast = self.rotated(x, gemm_of(name), axis), self.gemms.cast_of(name)\n"
         "        if self.gemms.hadamard:\n"
         "            x = hadamard(to_dtype(x, torch.float32), self.gemms.hadamard, None, axis=axis)\n",
     )
