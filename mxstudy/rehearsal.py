@@ -76,6 +76,8 @@ def without_foreign(values: Mapping[str, Any], cls: Any, rehearsal: Mapping[str,
     for key, value in values.items():
         if key in own and dataclasses.is_dataclass(own[key]) and isinstance(value, dict):
             kept[key] = without_foreign(value, own[key], rehearsal.get(key) or {})
-        elif rehearsal.get(key, ...) != value or (key in own and not (own[key] is str and isinstance(value, dict))):
+            continue
+        is_foreign = key not in own or (own[key] is str and isinstance(value, dict))
+        if not is_foreign or rehearsal.get(key, ...) != value:
             kept[key] = value
     return kept

@@ -76,7 +76,7 @@ def test_open_students_of_a_lot_that_was_stated_are_in_no_fraction() -> None:
 
 
 def test_open_forks_are_in_no_fraction() -> None:
-    """Of four forks of each of four data seeds one diverges and one is open: a third, where the control has none."""
+    """Leave the open one of a data seed's four forks out: one of the other three diverges, of the control none."""
     plan = "config.intervention.plan.layers.*"
     runs = pd.DataFrame(
         [("a", "finished", "x", "fp32", math.nan), ("b", "finished", "x", None, 0.0)],

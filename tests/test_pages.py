@@ -115,7 +115,7 @@ def typed(page: str) -> list[str]:
 
 
 def test_a_mixtures_pairs_differ_in_percent_of_the_loss() -> None:
-    """From 100 to 102 is 2 %, of which the logarithm is 0.0198."""
+    """Print 2 % for a loss of 102 against 100, whose difference of logarithms is 0.0198."""
     assert mixture_losses.percent(math.log(1.02)) == "+2.00 %"
 
 

@@ -105,6 +105,7 @@ INTERVENTIONS = tuple(
 GRADIENTS = "gradient_bias_again"  # gradient_bias was looked at before the rules
 COUPLED = "coupled_gradient_bias"
 NEAR_2 = between(1.5, 2.5, "ours: a quarter of 2")
+TOGETHER = {"appendix B.1, figure 5": 3}  # how many claims of a place were stated to be judged together
 
 
 def of_gradients(tables: Tables) -> float:
@@ -120,7 +121,7 @@ def measured(name: str, where: str, says: str, words: str, judge: Measured, rule
         arms=words,
         judge=judge,
         rule=rule,
-        comparisons=3 if "figure 5" in where else 1,  # this figure's claims, which were stated to be judged together
+        comparisons=TOGETHER.get(where, 1),
         page="student_teacher",
         cost=of_gradients,
     )

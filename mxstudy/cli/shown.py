@@ -22,8 +22,8 @@ VIEWS = "--cfg job prints the config of each run, --cfg hydra the settings of Hy
 def without_cfg(arguments: Sequence[str]) -> list[str] | None:
     """Return a command without `--cfg job`, or None if it does not have this option.
 
-    Raises ConfigError for another view but Hydra's own settings: `--cfg all` would show what no run gets, because the
-    name of the experiment, the corpora of a blend and what a rehearsal changes are added after Hydra has composed.
+    Raises ConfigError for a view other than `job` and `hydra`. `--cfg all` would show what no run gets: the name of the
+    experiment, the corpora of a blend and the changes of a rehearsal are added after Hydra has composed.
     """
     words = [part for word in arguments for part in (word.split("=") if word.partition("=")[0] in CFG else [word])]
     for at, (option, value) in enumerate(pairwise(words)):

@@ -21,8 +21,8 @@ _received: ContextVar[list[Signals] | None] = ContextVar("received", default=Non
 
 def stopping() -> tuple[Signals, ...]:
     """Return the signals, beside Ctrl-C, that ask to stop: under nohup a terminal that closes does not."""
-    is_under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return (signal.SIGTERM, signal.SIGUSR2) if is_under_nohup else (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
+    always, is_under_nohup = (signal.SIGTERM, signal.SIGUSR2), signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return always if is_under_nohup else (*always, signal.SIGHUP)
 
 
 def leave_closed_terminal() -> None:

@@ -80,7 +80,7 @@ def test_a_terminal_that_closes_stops_a_run_in_time_which_may_still_print():
 
 @pytest.mark.integration
 def test_the_reader_of_the_output_may_end_with_the_terminal():
-    """As `tee` does in `python -m mxstudy ... | tee log`."""
+    """Close the pipe before the signal comes, as `tee` may in `python -m mxstudy ... | tee log`."""
     command = [sys.executable, "-c", IN_A_TERMINAL]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
         assert run.stdin is not None
