@@ -220,6 +220,7 @@ RECIPE_23M: Parts = {
     "rounded down again": partial(rounded_down, RECIPE_AGAIN),
     **{f"by {words}": partial(mean_difference, claim) for words, claim in DECIDED_AGAIN.items()},
     "by blocks of 128": partial(mean_difference, "recipe-23m-fp8-blockwise"),
+    "by blocks of 128 again": partial(mean_difference, "recipe-23m-fp8-blockwise-again"),
     "MXFP8 at most": partial(at_most, DECIDED_AGAIN["MXFP8"]),
     **{f"pairs that {words} needs": partial(needed_units, DECIDED_AGAIN[words]) for words in ("MXFP8", "E5M2 weights")},
     "finished again": partial(finished, RECIPE_AGAIN.sweep),

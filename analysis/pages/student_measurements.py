@@ -87,6 +87,29 @@ def by_data_seed() -> str:
     )
 
 
+def at_divergence() -> str:
+    """Return a table of the ratio of coupled gradients at the last measurement before a divergence, by data seed."""
+    runs, (_, column) = lot("gradient_bias_again"), COUPLED.split(" ")
+    measured = rows_of("coupled_gradient_bias", "gradient_bias_again").merge(
+        runs[[*REPLICA, "data_seed", "diverged", "outcome.diverged_at"]]
+    )
+    last = before_divergence(measured).sort_values("step").groupby([*REPLICA]).last()
+    cells = []
+    for seed, own in last.groupby("data_seed"):
+        ratios = own.loc[own["diverged"] > 0, column]
+        cells.append(
+            (
+                f"{seed}",
+                f"{len(ratios)} of {len(own)}",
+                f"{ratios.mean():.1f}",
+                measures.median_and_range(ratios.tolist()),
+                f"{(ratios > 2).sum()} of {len(ratios)}",
+            )
+        )
+    columns = ("data seed", "diverged", "mean", "median (least .. most)", "above 2")
+    return markdown(columns, cells, left=["data seed"])
+
+
 LAST_BIN_ARMS = {
     "mxfp8 public_code code": "MXFP8, public code (gains in bf16), teacher `code`",
     "mxfp8 paper_text code": "MXFP8, paper's text (gains in MX), teacher `code`",
@@ -174,6 +197,7 @@ LIMIT = 2  # the limit of gradient descent
 MEASUREMENTS: Parts = {
     "gradient bias": gradient_bias,
     "gradients by data seed": by_data_seed,
+    "ratio at a divergence": at_divergence,
     "sharpness": eigenvalues,
     "last bin": last_bin,
     "normal numbers": LAST_BIN["normal numbers"],
