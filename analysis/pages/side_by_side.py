@@ -8,7 +8,6 @@ import pandas as pd
 
 from analysis.pages.marks import Parts, benchmark, frame, least_and_most, rows, share_of
 from analysis.pages.step_profile import (
-    BF16,
     BUSY,
     GPU,
     MXFP8,
@@ -119,7 +118,7 @@ def busy_ms() -> float:
 
 
 KERNELS: Parts = {
-    "profile": partial(profile, MODEL, GPU, (BF16, MXFP8)),
+    "profile": partial(profile, MODEL),
     "kernels": lambda: f"{kernels_ms(MODEL, MXFP8):.1f}",
     "without gaps": lambda: f"{per_second(kernels_ms(MODEL, MXFP8)) / 1e6:.2f}",
     "best of the arithmetic": lambda: f"{100 * best(NEWEST) / per_second(kernels_ms(MODEL, MXFP8)):.0f} %",

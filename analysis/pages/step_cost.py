@@ -10,6 +10,7 @@ from analysis.pages.marks import Parts, benchmark, row, rows
 from analysis.pages.step_floor import FLOORS
 from analysis.pages.step_memory import MEMORY, SOME
 from analysis.pages.step_profile import (
+    BEFORE,
     BF16,
     GPU,
     MODELS,
@@ -22,12 +23,14 @@ from analysis.pages.step_profile import (
     by_kernels,
     name_of,
     newest,
+    newest_row,
 )
 from analysis.recipe.train_step_cost import STEPS
 from mxstudy.results import markdown, plus_minus
 
 READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # readings of the GPU
 SMALL = {"llama_1b_small": "small llama_1b", "llama_125m_small": "small llama_125m"}
+SMALL_BEFORE = "train_step_h200_llama_125m_small_before"
 MORE_ARMS = "train_step_h200_llama_125m_more_arms"
 FILES = {  # of the H200: {name on the page: model, file}
     **{model: (model, name_of(model, GPU)) for model in (*MODELS, *SMALL)},
@@ -49,11 +52,11 @@ class Limit(NamedTuple):
     at_least: bool = False
 
     def value(self, gpu: str) -> float:
-        return float(row(newest(self.model, gpu, self.arm), arm=self.arm)[self.column])
+        return float(newest_row(self.model, gpu, self.arm)[self.column])
 
     def measured(self, gpu: str) -> str:
         """Return the value, with its spread where it has one, or '-' if it was not measured on this GPU."""
-        if (self.model, gpu) not in CASES or self.arm not in {one["arm"] for one in rows(name_of(self.model, gpu))}:
+        if (self.model, gpu) not in CASES or newest(self.model, gpu, self.arm) is None:
             return "-"
         return of_arm(self.model, gpu, self.arm, self.column)
 
@@ -129,7 +132,7 @@ def reading(one: Mapping[str, Any], name: str) -> str:
 
 def of_arm(model: str, gpu: str, arm: str, column: str) -> str:
     """Return a value of an arm from the newest file that has the arm. One with a spread has it beside it."""
-    one = row(newest(model, gpu, arm), arm=arm)
+    one = newest_row(model, gpu, arm)
     form, spread = ".1f" if column == "peak_gib" else ".3f", one.get(f"{column}_spread")
     return f"{one[column]:{form}}" if spread is None else plus_minus(one[column], spread, form)
 
@@ -137,7 +140,7 @@ def of_arm(model: str, gpu: str, arm: str, column: str) -> str:
 def together() -> str:
     """Return the table of the limits of llama_1b in one configuration: both arms recompute the same MLPs."""
     gpus = ("H200", "H100")
-    arms = [[row(newest("llama_1b", gpu, arm), arm=arm) for arm in (BF16_SOME, MXFP8_SOME)] for gpu in gpus]
+    arms = [[newest_row("llama_1b", gpu, arm) for arm in (BF16_SOME, MXFP8_SOME)] for gpu in gpus]
     ratios = [f"{mxfp8['step_ms'] / bf16['step_ms']:.3f}" for bf16, mxfp8 in arms]
     cells = [("MXFP8 with RMSNorm over bf16, of the medians", "at most 1.02", *ratios)]
     for place, said in enumerate(("bf16", "MXFP8")):
@@ -158,7 +161,13 @@ def over_inductor(model: str) -> str:
 
 def slower(arm: str, column: str) -> str:
     """Return by how many percent recomputing lengthens a step of llama_1b."""
-    return f"{100 * (row(newest('llama_1b', GPU, arm), arm=arm)[column] - 1):.1f} %"
+    return f"{100 * (newest_row('llama_1b', GPU, arm)[column] - 1):.1f} %"
+
+
+def shorter(model: str, before: str, arm: str) -> str:
+    """Return by how many percent of its time a step is shorter than it was before."""
+    now, then = (row(name, arm=arm)["step_ms"] for name in (name_of(model, GPU), before))
+    return f"{100 * (1 - now / then):.1f} %"
 
 
 def recomputed() -> str:
@@ -192,6 +201,9 @@ TRAIN_STEP: Parts = {
     **{f"{said} on an H200": partial(steps_in, *of) for said, of in FILES.items()},
     **{name: partial(of_arm, *where) for name, where in SAID.items()},
     **{f"torchao over bf16 as PyTorch compiles it, {model}": partial(over_inductor, model) for model in MODELS},
+    "shorter, llama_125m_small, bf16": partial(shorter, "llama_125m_small", SMALL_BEFORE, BF16),
+    "shorter, llama_125m_small, MXFP8": partial(shorter, "llama_125m_small", SMALL_BEFORE, MXFP8),
+    "shorter, llama_125m, NVFP4": partial(shorter, "llama_125m", BEFORE, NVFP4),
     "MLPs recomputed": recomputed,
     "together": together,
     "full checkpointing": partial(slower, FULL, "over_bf16"),

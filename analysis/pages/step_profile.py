@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -51,18 +51,29 @@ class Model(NamedTuple):
 
 MODELS = {"llama_1b": Model(16, 2048, 0.57), "llama_125m": Model(8, 1024, 0.52)}
 GPU = "H200"  # whose profiles are of whole rounds
-# newer files with some of the arms, and more rounds
+BEFORE = "train_step_h200_llama_125m_before"  # of the code in which the host waited at the copies of a batch
 NEWER_FILES = {("llama_1b", gpu): f"train_step_{gpu.lower()}_llama_1b_again" for gpu in (GPU, "H100")}
+OLDER_FILES = {("llama_125m", GPU): BEFORE}
 
 
 def name_of(model: str, gpu: str) -> str:
     return f"train_step_{gpu.lower()}_{model}"
 
 
-def newest(model: str, gpu: str, arm: str) -> str:
-    """Return the name of the newest file that has this arm of a model."""
-    again = NEWER_FILES.get((model, gpu))
-    return again if again and arm in {one["arm"] for one in rows(again)} else name_of(model, gpu)
+def newest(model: str, gpu: str, arm: str) -> str | None:
+    """Return the name of the newest file that has this arm of a model, None if no file has it."""
+    files = (NEWER_FILES.get((model, gpu)), name_of(model, gpu), OLDER_FILES.get((model, gpu)))
+    return next((name for name in files if name and arm in arms_of(name)), None)
+
+
+def newest_row(model: str, gpu: str, arm: str) -> Mapping[str, Any]:
+    name = newest(model, gpu, arm)
+    assert name, f"no file of {model} on an {gpu} has {arm}"
+    return row(name, arm=arm)
+
+
+def arms_of(name: str) -> set[str]:
+    return {one["arm"] for one in rows(name)}
 
 
 def group_of(kernel: str) -> str:
@@ -124,8 +135,9 @@ def launches(model: str, arm: str, gpu: str) -> float:
     return float(benchmark(name_of(model, gpu))["settings"]["kernels"][arm][-1]["calls"])
 
 
-def profile(model: str, gpu: str = GPU, arms: Sequence[str] = tuple(ARMS)) -> str:
-    """Return the table of a model: a row for each group that an arm has, a column for each arm."""
+def profile(model: str, gpu: str = GPU) -> str:
+    """Return the table of a model: a row for each group that an arm has, a column for each arm of its file."""
+    arms = [arm for arm in ARMS if arm in arms_of(name_of(model, gpu))]
     of = [ms_of(model, arm, gpu) for arm in arms]
     order = [*BUSY, *(group for group in GROUPS if group not in BUSY), REST]
     cells = [
@@ -266,7 +278,7 @@ def gemms(model: str, arm: str) -> str:
 
 
 def scaling_passes() -> str:
-    of = ms_of("llama_125m", NO_RANDOM)
+    of = groups_ms(BEFORE, NO_RANDOM)
     return f"{of['products times tensor scales'] + of['largest values, for tensor scales']:.0f}"
 
 
@@ -275,19 +287,20 @@ def casts(arm: str) -> str:
 
     The kernels of SwiGLU and rotary embedding take as long in NVFP4 as in bf16, without casts.
     """
-    of, without = (ms_of("llama_125m", one) for one in (arm, BF16))
+    of, without = (groups_ms(BEFORE, one) for one in (arm, BF16))
     within = ("SwiGLU, with casts", "rotary embedding, with casts")
     return f"{of['casts alone'] + sum(of[group] - without[group] for group in within):.0f}"
 
 
 def more(arm: str) -> str:
     """Return how many ms the kernels of a step of llama_125m take beyond those of MXFP8."""
-    return f"{kernels_ms('llama_125m', arm) - kernels_ms('llama_125m', MXFP8):.0f}"
+    took, least = (sum(groups_ms(BEFORE, one).values()) for one in (arm, MXFP8))
+    return f"{took - least:.0f}"
 
 
 def allowed() -> str:
     """Return by how many ms a step of NVFP4 without its random parts may be longer than one of MXFP8."""
-    return f"{0.10 * step_ms('llama_125m', MXFP8):.0f}"
+    return f"{0.10 * row(BEFORE, arm=MXFP8)['step_ms']:.0f}"
 
 
 def attention_over_ours(model: str) -> str:
@@ -301,15 +314,23 @@ def attention_alone() -> str:
     return f"{row('attention_backends_llama_1b', by='as the model calls it')['ms_of_step']:.0f}"
 
 
-def at_copies(model: str, arm: str) -> str:
-    """Return the milliseconds of a profiled step that have no kernel and are just before a copy to the GPU."""
-    gaps = benchmark(f"gaps_{GPU.lower()}_{model}")["settings"]["gaps"][arm]
-    return f"{sum(one['ms'] for one in gaps if one['before'].startswith('Memcpy HtoD')):.0f}"
+def at_copies(name: str, arm: str) -> tuple[str, str]:
+    """Return the ms of a profiled step that have no kernel, and those of them just before a copy to the GPU."""
+    settings = benchmark(name)["settings"]
+    before = sum(one["ms"] for one in settings["gaps"][arm] if one["before"].startswith("Memcpy HtoD"))
+    return f"{settings['waits'][arm]['idle_ms']:.1f}", f"{before:.1f}"
 
 
-def idle_beside(model: str, arm: str) -> str:
-    """Return the milliseconds without a kernel of the step that `at_copies` is about."""
-    return f"{benchmark(f'gaps_{GPU.lower()}_{model}')['settings']['waits'][arm]['idle_ms']:.0f}"
+def copies() -> str:
+    """Return the table of the milliseconds without a kernel, before the copies of a batch were mended and after."""
+    cells = [
+        (f"{model}, {ARMS[arm]}", *at_copies(f"gaps_h200_{model}", arm), *at_copies(name_of(model, GPU), arm))
+        for model in ("llama_125m", "llama_23m")
+        for arm in (BF16, MXFP8)
+    ]
+    columns = ["ms of a profiled step on an H200", "then: no kernel runs", "of these, before a copy"]
+    columns += ["now: no kernel runs", "of these, before a copy"]
+    return markdown(columns, cells, left=columns[:1])
 
 
 PROFILE: Parts = {
@@ -325,12 +346,7 @@ PROFILE: Parts = {
     "attention in a step, llama_1b": lambda: f"{ms_of('llama_1b', BF16)['attention']:.0f}",
     "MFU without waiting, llama_125m": lambda: Budget("llama_125m").cells()[WITHOUT_WAITING],
     "no kernel runs, llama_125m": lambda: f"{idle_ms('llama_125m', BF16):.0f}",
-    **{
-        f"{what} at copies, {model}, {said}": partial(of, model, arm)
-        for what, of in (("waits", at_copies), ("idle", idle_beside))
-        for model in ("llama_125m", "llama_23m")
-        for said, arm in (("bf16", BF16), ("MXFP8", MXFP8))
-    },
+    "copies": copies,
     "NVFP4's passes for scales": scaling_passes,
     "NVFP4's casts": partial(casts, NO_RANDOM),
     "MXFP8's casts": partial(casts, MXFP8),
