@@ -125,7 +125,7 @@ KERNELS: Parts = {
     "ms of the target": lambda: f"{per_second(1) / TARGET:.1f}",
     "GEMMs and attention": lambda: f"{busy_ms():.1f}",
     "all else": lambda: f"{kernels_ms(MODEL, MXFP8) - busy_ms():.1f}",
-    "no kernel runs": lambda: f"{idle_ms(MODEL, MXFP8):.0f}",
+    "no kernel runs": lambda: f"{idle_ms(MODEL, MXFP8):.1f}",
     "step, as timed": lambda: f"{step_ms(MODEL, MXFP8):.0f}",
     "step, as profiled": lambda: f"{profiled_ms(MODEL, MXFP8):.0f}",
 }

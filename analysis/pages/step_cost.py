@@ -21,6 +21,7 @@ from analysis.pages.step_profile import (
     NVFP4,
     PROFILE,
     by_kernels,
+    kernels_ms,
     name_of,
     newest,
     newest_row,
@@ -170,6 +171,12 @@ def shorter(model: str, before: str, arm: str) -> str:
     return f"{100 * (1 - now / then):.1f} %"
 
 
+def of_medians(model: str) -> str:
+    """Return the quotient of the median steps in MXFP8 and in bf16, where a round's quotient has no say."""
+    mxfp8, bf16 = (newest_row(model, GPU, arm)["step_ms"] for arm in (MXFP8, BF16))
+    return f"{mxfp8 / bf16:.2f}"
+
+
 def recomputed() -> str:
     """Return how many MLPs are recomputed."""
     return f"{row(name_of('llama_1b', GPU), arm=BF16_SOME)['recompute_mlp']}"
@@ -204,6 +211,8 @@ TRAIN_STEP: Parts = {
     "shorter, llama_125m_small, bf16": partial(shorter, "llama_125m_small", SMALL_BEFORE, BF16),
     "shorter, llama_125m_small, MXFP8": partial(shorter, "llama_125m_small", SMALL_BEFORE, MXFP8),
     "shorter, llama_125m, NVFP4": partial(shorter, "llama_125m", BEFORE, NVFP4),
+    "of the medians, llama_23m": partial(of_medians, "llama_23m"),
+    "of the kernels, llama_23m": lambda: f"{kernels_ms('llama_23m', MXFP8) / kernels_ms('llama_23m', BF16):.2f}",
     "MLPs recomputed": recomputed,
     "together": together,
     "full checkpointing": partial(slower, FULL, "over_bf16"),

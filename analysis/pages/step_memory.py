@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import yaml
 
-from analysis.pages.marks import Parts, benchmark, row
-from analysis.pages.step_profile import BF16, GPU, MXFP8, Budget, name_of
+from analysis.pages.marks import Parts, benchmark
+from analysis.pages.step_profile import BF16, GPU, MXFP8, Budget, name_of, newest_row
 from mxstudy.results import markdown
 
 MODEL = "llama_1b"
@@ -84,7 +84,7 @@ def of_arm(arm: str) -> dict[str, float]:
     casts the gradient of the first product is there twice, once for each GEMM.
     """
     has = sizes()
-    keeping = has.layers - row(name_of(MODEL, GPU), arm=arm)["recompute_mlp"]
+    keeping = has.layers - newest_row(MODEL, GPU, arm)["recompute_mlp"]
     inner = has.tokens * 2 * has.ffn
     return {
         "weights, FP32": 4 * has.parameters,
@@ -100,7 +100,7 @@ def budget() -> str:
     """Return the table of a step's memory by arm, with the measured peak."""
     of = [of_arm(arm) for arm in COLUMNS.values()]
     sums = [sum(one.values()) / GIB for one in of]
-    peaks = [row(name_of(MODEL, GPU), arm=arm)["peak_gib"] for arm in COLUMNS.values()]
+    peaks = [newest_row(MODEL, GPU, arm)["peak_gib"] for arm in COLUMNS.values()]
     cells = [(what, *(f"{one[what] / GIB:.1f}" for one in of)) for what in of[0]]
     cells.append(("sum of these, by arithmetic", *(f"{one:.1f}" for one in sums)))
     cells.append(("peak, as measured", *(f"{one:.1f}" for one in peaks)))
@@ -116,7 +116,7 @@ def without_gradients() -> float:
 
 
 def too_many_gib(arm: str) -> float:
-    return float(row(name_of(MODEL, GPU), arm=arm)["peak_gib"]) - LIMIT_GIB
+    return float(newest_row(MODEL, GPU, arm)["peak_gib"]) - LIMIT_GIB
 
 
 def least_mlps(arm: str) -> str:
@@ -148,7 +148,7 @@ def scores_again() -> str:
 
 
 def flops_again() -> str:
-    return f"{100 * row(name_of(MODEL, GPU), arm=SOME[BF16])['recomputed']:.1f} %"
+    return f"{100 * newest_row(MODEL, GPU, SOME[BF16])['recomputed']:.1f} %"
 
 
 MEMORY: Parts = {

@@ -328,8 +328,8 @@ def copies() -> str:
         for model in ("llama_125m", "llama_23m")
         for arm in (BF16, MXFP8)
     ]
-    columns = ["ms of a profiled step on an H200", "then: no kernel runs", "of these, before a copy"]
-    columns += ["now: no kernel runs", "of these, before a copy"]
+    columns = ["ms of a profiled step on an H200", "before: no kernel runs", "of these, before a copy"]
+    columns += ["after: no kernel runs", "of these, before a copy"]
     return markdown(columns, cells, left=columns[:1])
 
 

@@ -72,7 +72,7 @@ def by_data_seed() -> str:
     effects = {one.claim.id: one.evidence.found for one in claims if one.evidence}
     units = pd.DataFrame({name: found.units for name, found in effects.items() if isinstance(found, Effect)})
     seeds = sorted(units.index)
-    shown = units.T.reindex([one.claim.id for one in claims])[seeds].map(lambda x: "-" if pd.isna(x) else f"{x:.3g}")
+    shown = units.T.reindex([one.claim.id for one in claims])[seeds].map(lambda x: "-" if pd.isna(x) else f"{x:.4g}")
     cells = [
         (
             one.claim.id,
@@ -88,26 +88,31 @@ def by_data_seed() -> str:
 
 
 def at_divergence() -> str:
-    """Return a table of the ratio of coupled gradients at the last measurement before a divergence, by data seed."""
-    runs, (_, column) = lot("gradient_bias_again"), COUPLED.split(" ")
-    measured = rows_of("coupled_gradient_bias", "gradient_bias_again").merge(
-        runs[[*REPLICA, "data_seed", "diverged", "outcome.diverged_at"]]
-    )
-    last = before_divergence(measured).sort_values("step").groupby([*REPLICA]).last()
+    """Return a table of what is measured in the replicas that diverge, up to their divergence, by data seed."""
+    runs = lot("gradient_bias_again")
+    kinds = {}
+    for kind in ("coupled_gradient_bias", "sharpness"):
+        measured = rows_of(kind, "gradient_bias_again").merge(runs[[*REPLICA, "data_seed", "outcome.diverged_at"]])
+        kinds[kind] = before_divergence(measured[measured["outcome.diverged_at"].notna()]).sort_values("step")
     cells = []
-    for seed, own in last.groupby("data_seed"):
-        ratios = own.loc[own["diverged"] > 0, column]
+    for seed, all_of in runs.groupby("data_seed"):
+        ratios, bounds = (own[own["data_seed"] == seed].groupby(REPLICA) for own in kinds.values())
+        last = ratios["model/ratio"].last()
+        turns = ratios["model/ratio"].apply(lambda ratio: ratio.rolling(20).mean().min())
         cells.append(
             (
                 f"{seed}",
-                f"{len(ratios)} of {len(own)}",
-                f"{ratios.mean():.1f}",
-                measures.median_and_range(ratios.tolist()),
-                f"{(ratios > 2).sum()} of {len(ratios)}",
+                counted_and_open(all_of),
+                f"{last.mean():.1f}",
+                measures.median_and_range(last.tolist()),
+                f"{(last > 2).sum()} of {len(last)}",
+                measures.median_and_range(turns.tolist()),
+                f"{bounds['hessian/stability'].last().mean():.4f}",
             )
         )
-    columns = ("data seed", "diverged", "mean", "median (least .. most)", "above 2")
-    return markdown(columns, cells, left=["data seed"])
+    columns = ["data seed", "diverged", "last ratio, mean", "median (least .. most)", "above 2"]
+    columns += ["least running mean of the ratio", "left side of Eq. 10, the last, mean"]
+    return markdown(columns, cells, left=columns[:1])
 
 
 LAST_BIN_ARMS = {
@@ -197,7 +202,7 @@ LIMIT = 2  # the limit of gradient descent
 MEASUREMENTS: Parts = {
     "gradient bias": gradient_bias,
     "gradients by data seed": by_data_seed,
-    "ratio at a divergence": at_divergence,
+    "replicas that diverge, by data seed": at_divergence,
     "sharpness": eigenvalues,
     "last bin": last_bin,
     "normal numbers": LAST_BIN["normal numbers"],
