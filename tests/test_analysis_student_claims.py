@@ -246,8 +246,8 @@ def test_a_claim_with_fewer_data_seeds_than_others_has_dashes_for_the_rest(monke
     lines = [line.strip("| ").split(" | ") for line in student_measurements.by_data_seed().splitlines()]
     assert lines[0] == ["row", *(f"data seed {seed}" for seed in (47, 48, 49, 50)), "rule", "verdict"]
     assert [line[:-2] for line in lines[2:]] == [
-        ["part", "-", "0.123", "-", "0.5"],
-        ["whole", "1", "1.01", "0.99", "1"],
+        ["part", "-", "0.1235", "-", "0.5"],
+        ["whole", "1", "1.01", "0.99", "1.002"],
         ["none", "-", "-", "-", "-"],
     ]
     assert [line[-1] for line in lines[2:]] == ["not run, fewer than 4 units", REPRODUCED, NOT_RUN]
