@@ -194,11 +194,15 @@ def middle(column: str) -> Callable[[pd.DataFrame], float]:
     return lambda rows: float(rows[column].median())
 
 
+def running_mean(numbers: pd.Series) -> pd.Series:
+    return numbers.rolling(20).mean().dropna()
+
+
 def place_of_least(column: str) -> Callable[[pd.DataFrame], float]:
     """Return where in a replica's measurements the running mean of 20 is lowest, from 0 (first) to 1 (last)."""
 
     def of(rows: pd.DataFrame) -> float:
-        smooth = rows[column].rolling(20).mean().dropna().to_numpy()
+        smooth = running_mean(rows[column]).to_numpy()
         return float(smooth.argmin() / max(len(smooth) - 1, 1)) if len(smooth) else np.nan
 
     return of

@@ -10,7 +10,6 @@ from analysis.pages.marks import Parts, benchmark, row, rows
 from analysis.pages.step_floor import FLOORS
 from analysis.pages.step_memory import MEMORY, SOME
 from analysis.pages.step_profile import (
-    BEFORE,
     BF16,
     GPU,
     MODELS,
@@ -20,6 +19,7 @@ from analysis.pages.step_profile import (
     NO_RANDOM,
     NVFP4,
     PROFILE,
+    before,
     by_kernels,
     kernels_ms,
     name_of,
@@ -31,7 +31,6 @@ from mxstudy.results import markdown, plus_minus
 
 READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # readings of the GPU
 SMALL = {"llama_1b_small": "small llama_1b", "llama_125m_small": "small llama_125m"}
-SMALL_BEFORE = "train_step_h200_llama_125m_small_before"
 MORE_ARMS = "train_step_h200_llama_125m_more_arms"
 FILES = {  # of the H200: {name on the page: model, file}
     **{model: (model, name_of(model, GPU)) for model in (*MODELS, *SMALL)},
@@ -165,9 +164,9 @@ def slower(arm: str, column: str) -> str:
     return f"{100 * (newest_row('llama_1b', GPU, arm)[column] - 1):.1f} %"
 
 
-def shorter(model: str, before: str, arm: str) -> str:
+def shorter(model: str, arm: str) -> str:
     """Return by how many percent of its time a step is shorter than it was before."""
-    now, then = (row(name, arm=arm)["step_ms"] for name in (name_of(model, GPU), before))
+    now, then = (row(name, arm=arm)["step_ms"] for name in (name_of(model, GPU), before(model)))
     return f"{100 * (1 - now / then):.1f} %"
 
 
@@ -208,9 +207,9 @@ TRAIN_STEP: Parts = {
     **{f"{said} on an H200": partial(steps_in, *of) for said, of in FILES.items()},
     **{name: partial(of_arm, *where) for name, where in SAID.items()},
     **{f"torchao over bf16 as PyTorch compiles it, {model}": partial(over_inductor, model) for model in MODELS},
-    "shorter, llama_125m_small, bf16": partial(shorter, "llama_125m_small", SMALL_BEFORE, BF16),
-    "shorter, llama_125m_small, MXFP8": partial(shorter, "llama_125m_small", SMALL_BEFORE, MXFP8),
-    "shorter, llama_125m, NVFP4": partial(shorter, "llama_125m", BEFORE, NVFP4),
+    "shorter, llama_125m_small, bf16": partial(shorter, "llama_125m_small", BF16),
+    "shorter, llama_125m_small, MXFP8": partial(shorter, "llama_125m_small", MXFP8),
+    "shorter, llama_125m, NVFP4": partial(shorter, "llama_125m", NVFP4),
     "of the medians, llama_23m": partial(of_medians, "llama_23m"),
     "of the kernels, llama_23m": lambda: f"{kernels_ms('llama_23m', MXFP8) / kernels_ms('llama_23m', BF16):.2f}",
     "MLPs recomputed": recomputed,

@@ -51,13 +51,20 @@ class Model(NamedTuple):
 
 MODELS = {"llama_1b": Model(16, 2048, 0.57), "llama_125m": Model(8, 1024, 0.52)}
 GPU = "H200"  # whose profiles are of whole rounds
-BEFORE = "train_step_h200_llama_125m_before"  # of the code in which the host waited at the copies of a batch
-NEWER_FILES = {("llama_1b", gpu): f"train_step_{gpu.lower()}_llama_1b_again" for gpu in (GPU, "H100")}
-OLDER_FILES = {("llama_125m", GPU): BEFORE}
 
 
 def name_of(model: str, gpu: str) -> str:
     return f"train_step_{gpu.lower()}_{model}"
+
+
+def before(model: str) -> str:
+    """Return the name of the file of the code in which the host waited at the copies of a batch."""
+    return f"{name_of(model, GPU)}_before"
+
+
+BEFORE = before("llama_125m")  # alone has NVFP4 without random parts
+NEWER_FILES = {("llama_1b", gpu): f"{name_of('llama_1b', gpu)}_again" for gpu in (GPU, "H100")}
+OLDER_FILES = {("llama_125m", GPU): BEFORE}
 
 
 def newest(model: str, gpu: str, arm: str) -> str | None:
@@ -67,6 +74,7 @@ def newest(model: str, gpu: str, arm: str) -> str | None:
 
 
 def newest_row(model: str, gpu: str, arm: str) -> Mapping[str, Any]:
+    """Return the arm's row in the newest file that has it."""
     name = newest(model, gpu, arm)
     assert name, f"no file of {model} on an {gpu} has {arm}"
     return row(name, arm=arm)
@@ -324,7 +332,7 @@ def at_copies(name: str, arm: str) -> tuple[str, str]:
 def copies() -> str:
     """Return the table of the milliseconds without a kernel, before the copies of a batch were mended and after."""
     cells = [
-        (f"{model}, {ARMS[arm]}", *at_copies(f"gaps_h200_{model}", arm), *at_copies(name_of(model, GPU), arm))
+        (f"{model}, {ARMS[arm]}", *at_copies(f"gaps_{GPU.lower()}_{model}", arm), *at_copies(name_of(model, GPU), arm))
         for model in ("llama_125m", "llama_23m")
         for arm in (BF16, MXFP8)
     ]

@@ -10,6 +10,7 @@ import pandas as pd
 from analysis.ledger.claim import judge
 from analysis.ledger.instability_runs import NOISE
 from analysis.ledger.page import verdict
+from analysis.ledger.students import running_mean
 from analysis.ledger.tables import Tables
 from analysis.pages.marks import Parts, least_and_most, one_or_range, rows_of
 from analysis.pages.student_figures import LAST_BIN
@@ -98,7 +99,7 @@ def at_divergence() -> str:
     for seed, all_of in runs.groupby("data_seed"):
         ratios, bounds = (own[own["data_seed"] == seed].groupby(REPLICA) for own in kinds.values())
         last = ratios["model/ratio"].last()
-        turns = ratios["model/ratio"].apply(lambda ratio: ratio.rolling(20).mean().min())
+        turns = ratios["model/ratio"].apply(lambda ratio: running_mean(ratio).min())
         cells.append(
             (
                 f"{seed}",

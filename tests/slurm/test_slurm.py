@@ -198,7 +198,7 @@ def test_a_node_that_fails_costs_at_most_the_checkpoint_interval(
 def test_a_time_limit_is_an_interruption(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Slurm's shortest limit is a minute. The warning comes after 25 to 35 s.
 
-    The training takes about 75 s, so that it is not over before, even where the machine has become twice as fast since.
+    The training takes about 75 s at the pace that was measured, so that it outlasts the warning even at twice the pace.
     """
     alone = Sweep(tmp_path_factory.mktemp("alone"))
     run_here(alone.folder, *alone.words)
